@@ -36,6 +36,7 @@ _COMMENTS = {
     "recipe.forced": "true: float32 was not among the --policies asked for",
     "evidence.baseline": "plain float32 as you would run it: what speed-ups are over",
     "evidence.baseline.weights_in": "the task's own dtype: this baseline is not float32",
+    "evidence.baseline.convolutions_in": "what its convolutions ran in, by PyTorch's default",
     "evidence.baseline.exposed_communication": "share of its step that waits for other ranks",
     "evidence.chosen": "this recipe",
     "evidence.chosen.exposed_communication": "share of its step that waits for other ranks",

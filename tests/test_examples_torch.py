@@ -131,6 +131,7 @@ def test_train_digits_says_what_to_do_without_a_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_train_mobilenet_resumes_where_it_stopped(
     write_profile: WriteProfile, tmp_path: Path
 ) -> None:

@@ -99,11 +99,12 @@ class TaskFacts:
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
     are rounded without any recipe, empty where there are none; `weights_in` is the 16-bit dtype of
     all trained weights, empty where they have none in common; `uses_tf32` says that those are
-    TF32, and `compiled` that the model compiles its step itself; `not_compilable` says why
-    its framework would not (empty: it would, or that is not known). `optimizer_share` is the
-    optimizer's part of the step, from 0 to 1, where fused kernels exist for it and the task does
-    not choose between kernels itself; `threads` the framework's intra-op CPU threads and
-    `steps_per_execution` what the task compiled with, 0 where it has none.
+    TF32; `convolutions_in` is what float32's convolutions may be rounded to, empty where there are
+    none or nothing rounds them; `compiled` says that the model compiles its step itself;
+    `not_compilable` says why its framework would not (empty: it would, or that is not known).
+    `optimizer_share` is the optimizer's part of the step, from 0 to 1, where fused kernels exist
+    for it and the task does not choose between kernels itself; `threads` the framework's intra-op
+    CPU threads and `steps_per_execution` what the task compiled with, 0 where it has none.
     `keepable_memory` says whether the process allocates main memory from a C library that can be
     told to keep what is freed.
     `warnings` are for the user, each with what to do.
@@ -130,6 +131,7 @@ class TaskFacts:
     slow_operator_share: float = 0.0
     low_precision: str = ""
     weights_in: str = ""
+    convolutions_in: str = ""
     uses_tf32: bool = False
     compiled: bool = False
     not_compilable: str = ""

@@ -68,7 +68,8 @@ class Baseline:
     """Plain float32 as the user would run it.
 
     `weights_in` is the dtype of the task's own weights, where all it trains are 16-bit and the
-    baseline is no float32 at all; else empty.
+    baseline is no float32 at all; else empty. `convolutions_in` is what its convolutions ran in
+    where that is less than float32, as PyTorch does by default where a GPU has TF32; else empty.
     `exposed_communication` is the share of its step that waits for gradients of other ranks (None:
     one process trains, or that was not measured).
     """
@@ -81,12 +82,15 @@ class Baseline:
     accumulation_steps: int = bounded(default=1, low=1, high=2**20)
     exposed_communication: Ratio | None = None
     weights_in: str = ""
+    convolutions_in: str = ""
 
     @property
     def title(self) -> str:
         """Name what it computes in; a model in 16 bits is not called float32."""
         if self.weights_in:
             return f"the model as it is, whose weights are {self.weights_in}"
+        if self.convolutions_in:
+            return f"{self.policy.value} (convolutions in {self.convolutions_in})"
         return self.policy.value
 
 

@@ -55,7 +55,9 @@ POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLO
 
 TUNING = {"search_limit": 25.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
 #: Of a model of real size a step takes longer, and the compiler may bring most.
-REAL_TUNING = {**TUNING, "search_limit": 60.0, "proof_seconds": 30.0, "compile": True}
+#: `time_limit` ends a tuning with a result before the piece's own limit ends it with none.
+REAL_TUNING = {**TUNING, "search_limit": 60.0, "proof_seconds": 30.0, "time_limit": 140.0}
+REAL_TUNING |= {"compile": True}
 DRY_TUNING = {"trials": 2, "rounds": 1, "proof_seconds": 2.0, "extras": False, "knobs": {}}
 ROUNDS = 6
 

@@ -156,7 +156,7 @@ def peaks(device: str, quick: bool, has_tf32: bool) -> Iterator[tuple[str, float
 def measured(bench: Bench, way: Way, visited: int) -> dict[str, Any]:
     """A visit's row; one that says why where the way does not run."""
     recipe = way.recipe
-    row = {
+    row: dict[str, Any] = {
         "task": bench.model.task,
         "model": way.task or bench.model.task,
         "way": way.name,
@@ -172,8 +172,10 @@ def measured(bench: Bench, way: Way, visited: int) -> dict[str, Any]:
         compiler = DRY_COMPILER if bench.quick else COMPILER
         seen = visit(bench.task(way), way, batches, bench.device, budget, compiler)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        return {**row, "failed": said}
+        row["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    if "failed" in row:
+        clean(devices.resolve_device(bench.device))  # the error held what had been made
+        return row
     row |= numbers(bench, way, seen, tokens_of(batches[0][0]))
     return {**row, "doubts": list(doubts(bench, way, visited, row, seen))}
 

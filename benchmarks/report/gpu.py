@@ -72,10 +72,12 @@ def speed(found: Found) -> Iterator[str]:
 
 
 def small_tasks(pieces: Mapping[str, Rows]) -> Iterator[str]:
-    """The tasks of these pieces that are not of real size, which have tables of their own."""
-    named = (name.partition("-") for name in pieces)
-    tasks = (task for kind, _, task in named if kind in ("grid", "tune"))
-    yield from (task for task in dict.fromkeys(tasks) if not is_real(task))
+    """The tasks of these pieces that are not of real size, which have no grids but other tables."""
+    named = dict.fromkeys(name.partition("-")[::2] for name in pieces)
+    tasks = (
+        task for kind, task in named if kind == "grid" or (kind == "tune" and not is_real(task))
+    )
+    yield from dict.fromkeys(tasks)
 
 
 def cell(rows: Rows, policy: Policy) -> str:

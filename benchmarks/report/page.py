@@ -85,11 +85,12 @@ WITHDRAWN = (
 GPUS = (
     "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. These tasks are too small for a "
     "recent GPU: a step takes as long as its launches, which the policy does not change, until the "
-    "batch is large. Each policy's throughput over "
-    "plain float32's at the same batch, in alternation, as it is and under torch.compile; and what "
-    "one tuning chose, over float32 as it was run, and over float32 at the batch chosen. Those "
-    "tunings had 25 s for their search, so that not every policy was tried at every batch: on the "
-    "H100 a U-Net's bfloat16 and float16 ran at batch 32 alone. Without `--search-limit` they are."
+    "batch is large. float32 is as PyTorch starts: convolutions (unet) in TF32. Each policy's "
+    "throughput over plain float32's at the same batch, in alternation, as it is and under "
+    "torch.compile; and what one tuning chose, over float32 as it was run, and over float32 at the "
+    "batch chosen. Those tunings had 25 s for their search, so that not every policy was tried at "
+    "every batch: on the H100 a U-Net's bfloat16 and float16 ran at batch 32 alone. Without "
+    "`--search-limit` they are."
 )
 
 Section = Callable[[Path], Iterator[str]]

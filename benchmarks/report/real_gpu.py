@@ -62,8 +62,8 @@ NOTE = (
     "and of channels_last convolutions. PyTorch starts with IEEE float32 in matrix products and "
     "with TF32 in convolutions. The ratio is that of compiled bfloat16 over float32 as PyTorch "
     "starts at the same batch; the share is that of the peak that the same run measured of "
-    "bfloat16 products, operations counted with attention as dense. (?) marks what a check of its "
-    "own row doubts."
+    "bfloat16 products, operations counted with attention as dense; memory is what PyTorch "
+    "reserved, batches included. (?) marks what a check of its own row doubts."
 )
 
 

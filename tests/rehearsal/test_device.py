@@ -11,7 +11,7 @@ import pytest
 
 from rehearsal import GIB, T4, Gpu
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.release]
 
 # What every kind must do: place, refuse, cast and train as the real one does.
 TRAINS = """

@@ -67,6 +67,13 @@ def test_a_baseline_of_16_bit_weights_is_not_called_float32() -> None:
     assert "float32" not in said
 
 
+def test_a_baseline_whose_convolutions_are_rounded_is_named_so() -> None:
+    profile = made(WINNER, 1.06)
+    base = replace(profile.evidence.baseline, convolutions_in="TF32")
+    said = closing_sentence(replace(profile, evidence=replace(profile.evidence, baseline=base)))
+    assert "1.06x (0.96-1.16, 6 rounds) over float32 (convolutions in TF32), batch 32" in said
+
+
 def test_settings_of_a_model_in_16_bits_are_not_called_float32_with_them() -> None:
     recipe = Recipe(batch_size=64, knobs=KEPT)
     profile = made(recipe, 1.3, batch=1.2, kept_memory=1.1)

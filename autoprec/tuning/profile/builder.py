@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from autoprec.core.device.family import Support
 from autoprec.core.device.roofline import Bound, find_bound, min_traffic_bytes
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.profile import (
     NOT_COMPARED,
@@ -32,7 +33,7 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.padding_evidence import padding_evidence
 from autoprec.tuning.profile.significant_digits import rounded, significant
 from autoprec.tuning.profile.warnings import warnings_for
-from autoprec.tuning.stage_results import REFERENCE, TuningResult
+from autoprec.tuning.stage_results import REFERENCE, PreflightResult, TuningResult
 from autoprec.version import __version__
 
 #: Characters of why a recipe did not run that the profile keeps.
@@ -63,6 +64,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
             accumulation_steps=plain.accumulation_steps,
             exposed_communication=_exposed_communication(result, plain),
             weights_in=result.preflight.task.weights_in,
+            convolutions_in=_convolutions_in(result.preflight),
         ),
         chosen=Chosen(
             samples_per_second=significant(chosen.samples_per_second),
@@ -164,6 +166,15 @@ def _tried(outcome: Outcome, space: Space) -> TriedRecipe:
         samples_per_second=significant(outcome.rate),
         reason=outcome.reason[:_MAX_REASON],
     )
+
+
+def _convolutions_in(preflight: PreflightResult) -> str:
+    """Return what the baseline's convolutions ran in, where the GPU has what they may round to."""
+    rounded_to = preflight.task.convolutions_in
+    if not rounded_to:
+        return ""
+    has_it = preflight.facts.fact(DType.parse(rounded_to.lower())).support is not Support.ABSENT
+    return rounded_to if has_it else ""
 
 
 def _exposed_communication(result: TuningResult, recipe: Recipe) -> Ratio | None:

@@ -34,7 +34,7 @@ def run_evidence(*words: object) -> subprocess.CompletedProcess[str]:
         env=child_environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         check=False,
     )
 
@@ -49,6 +49,7 @@ def times(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.release
+@pytest.mark.timeout(900)
 def test_a_dry_run_writes_every_pieces_file_and_measures_none_twice(tmp_path: Path) -> None:
     pieces = ("device", "products", "tests", "overhead", "numerics", "tune-gpt2", "grid-tiny")
     done = run_evidence(*DRY, "--output", tmp_path, "--only", *pieces)
@@ -234,6 +235,7 @@ def test_a_piece_is_shown_the_one_device_that_is_measured(tmp_path: Path, monkey
     assert pieces.Setting("rocm").where == "cuda"
 
 
+@pytest.mark.release
 def test_the_gpu_tests_are_found_without_pytests_plugin_for_timeouts(monkeypatch: Any) -> None:
     """A lent machine has pytest at best."""
     monkeypatch.setattr(pieces, "find_spec", lambda name: None if "timeout" in name else name)

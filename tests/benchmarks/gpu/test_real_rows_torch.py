@@ -239,6 +239,7 @@ def test_a_run_that_is_killed_leaves_its_rows_and_the_next_one_goes_on(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.release
+@pytest.mark.timeout(900)
 def test_a_dry_run_measures_every_model(tmp_path: Path) -> None:
     pieces = [name for name in evidence.LIMIT_SECONDS if name.startswith("real-")]
     words = ["--device", "cpu", "--quick", "--output", str(tmp_path), "--only", *pieces]

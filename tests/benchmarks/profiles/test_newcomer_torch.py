@@ -22,6 +22,7 @@ def test_the_scripts_are_where_it_looks(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_command_tunes_and_trains_on_the_same_number_of_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

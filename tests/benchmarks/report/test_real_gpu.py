@@ -48,6 +48,7 @@ def test_without_a_gpu_every_model_is_said_to_be_unmeasured_beside_what_others_p
     assert "2616-2791 with AMP ([Lambda](https://" in "\n".join(lines)
     assert list(real_gpu.every_way({})) == []
     assert list(gpu.small_tasks({"real-gpt2": [], "tune-gpt2": [], "tune-gpt": []})) == ["gpt"]
+    assert list(gpu.small_tasks({"grid-unet": [], "tune-unet": [], "real-unet": []})) == ["unet"]
 
 
 def test_a_models_row_holds_medians_doubts_and_what_was_chosen() -> None:

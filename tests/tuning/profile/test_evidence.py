@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
@@ -83,6 +84,18 @@ def test_a_task_of_16_bit_weights_is_no_float32_in_its_profile() -> None:
     assert evidence.reason.startswith(
         "mixed_bfloat16 at batch 32, over the model as it is, in bfloat16, reaches 1.99x (1.90-2.10"
     )
+
+
+def test_float32_says_what_its_convolutions_ran_in_where_the_device_has_that() -> None:
+    result = won()
+    task = replace(TASK, convolutions_in="TF32")
+    for support, said in ((Support.NATIVE, "TF32"), (Support.ABSENT, "")):
+        known = SimpleNamespace(support=support, measured_gflops=1.0)
+        own = on_device(result, fact=lambda dtype, known=known: known)
+        profile = profile_of(replace(own, preflight=replace(own.preflight, task=task)))
+        assert profile.evidence.baseline.convolutions_in == said
+        named = "float32 (convolutions in TF32), batch" if said else "float32, batch"
+        assert profile.describe_baseline().startswith(named)
 
 
 @pytest.mark.parametrize("inconclusive", ["", "too wide"])

@@ -37,6 +37,7 @@ from autoprec.backends.torch.train.first_loss_check import check_first_loss
 from autoprec.backends.torch.train.task_precision import (
     low_precision,
     noted_autocasts,
+    rounded_convolutions,
     rounded_products,
     weights_in,
 )
@@ -89,6 +90,7 @@ def describe(
     operator, operator_share = _named_operator(*(timed or ("", 0.0)), seconds)
     flops = sum(counted.values())
     parameters = list(model.parameters())
+    convolves = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
     return TaskFacts(
         framework="torch",
         software=dict(software),
@@ -97,7 +99,7 @@ def describe(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         batch_size=task.batch_size,
-        convolutions=any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()),
+        convolutions=convolves,
         splittable=splitting.allowed,
         split_reason=splitting.reason,
         surveyed=seen.batches_to_look_at,
@@ -110,6 +112,7 @@ def describe(
         slow_operator_share=operator_share,
         low_precision=low_precision(model, autocasts, device_type),
         weights_in=weights_in(model),
+        convolutions_in=rounded_convolutions(device_type) if convolves else "",
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
         optimizer_share=share,

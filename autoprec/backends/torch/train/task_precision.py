@@ -67,6 +67,20 @@ def rounded_products(device_type: str) -> str:
     return _REDUCED_PRECISIONS.get(device_type, {}).get(setting, "")
 
 
+def rounded_convolutions(device_type: str) -> str:
+    """Return what cuDNN may round float32 convolutions to, by default TF32; empty where nothing.
+
+    Whether the GPU can is for the device's facts to say: the setting is the same on any.
+    """
+    if device_type != "cuda" or torch.version.hip is not None:
+        return ""
+    cudnn: Any = torch.backends.cudnn
+    setting = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)  # torch >= 2.9
+    if setting is None:
+        setting = "tf32" if cudnn.allow_tf32 else "ieee"
+    return _REDUCED_PRECISIONS["cuda"].get(str(setting), "")
+
+
 @contextlib.contextmanager
 def noted_autocasts(model: nn.Module, device_type: str) -> Iterator[set[str]]:
     """Collect the modules that are called under an autocast while the context is open."""

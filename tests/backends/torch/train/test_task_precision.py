@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
-from autoprec.backends.torch.train.task_precision import weights_in
+from autoprec.backends.torch.train.task_precision import rounded_convolutions, weights_in
 from tests.backends.torch.described import facts, small
 
 pytestmark = pytest.mark.torch
@@ -71,6 +71,16 @@ def test_a_rounded_baseline_is_part_of_the_facts() -> None:
         torch.set_float32_matmul_precision("medium")
         assert "apply_profile leaves the setting" in facts().low_precision
     assert facts().low_precision == ""
+
+
+def test_convolutions_are_rounded_by_default_on_cuda_alone() -> None:
+    with process_settings_restored():
+        assert rounded_convolutions("cuda") == "TF32"  # PyTorch begins with that
+        torch.backends.cudnn.allow_tf32 = False
+        assert rounded_convolutions("cuda") == ""
+        torch.backends.cudnn.allow_tf32 = True
+        assert rounded_convolutions("cuda") == "TF32"
+    assert {rounded_convolutions(kind) for kind in ("cpu", "xpu", "mps")} == {""}
 
 
 def test_weights_that_train_in_16_bits_are_named_by_their_dtype() -> None:
