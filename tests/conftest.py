@@ -227,8 +227,8 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the workers of tunings in this process, but in a test with `real_workers`.
 
-    The draws of simulated sessions begin anew, whatever ran before. Nothing waits for a disk, or
-    for threads of other workers to sleep.
+    The draws of simulated sessions begin anew, whatever ran before, and other processes cannot
+    disturb them. Nothing waits for a disk, or for threads of other workers to sleep.
     """
     if "real_workers" in request.fixturenames:
         return
@@ -237,6 +237,8 @@ def in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(backend, "_SESSION_NUMBERS", itertools.count())
     monkeypatch.setattr("autoprec.workers.rank_group.Worker", InProcessWorker)
+    usage = "autoprec.workers.cpu_contention.ProcessorUsage._read"
+    monkeypatch.setattr(usage, lambda meter, pids: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     pause = "autoprec.tuning.confirmation.interleaved_timing._WORKER_SWITCH_PAUSE_SECONDS"
     monkeypatch.setattr(pause, 0.0)

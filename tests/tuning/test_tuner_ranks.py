@@ -118,7 +118,6 @@ def test_a_batch_that_cannot_be_divided_among_the_ranks_ends_the_run(
         run(task(batch_size=33))
 
 
-@pytest.mark.usefixtures("real_workers")
 def test_a_rank_without_memory_ends_its_trial_and_not_the_tuning(
     task: Callable[..., Path],
 ) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import os
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from simulated import backend
 
 from autoprec.core.speed.noise import Ratio
-from autoprec.tuning.confirmation import interleaved_timing
 from benchmarks.search import false_speedups
 from benchmarks.search.false_speedups import Tuned
 
@@ -24,13 +20,7 @@ from benchmarks.search.false_speedups import Tuned
 FEW, MANY, ERROR = 0.02, 0.08, 0.05
 MOST_TUNINGS = 400
 
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same draws whatever ran in this process before; no pauses for threads, none for disks."""
-    monkeypatch.setattr(backend, "_SESSION_NUMBERS", itertools.count())
-    monkeypatch.setattr(interleaved_timing, "_WORKER_SWITCH_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 def test_the_noise_is_that_of_recorded_runs() -> None:

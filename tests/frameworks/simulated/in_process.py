@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
+from unittest.mock import patch
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.core.codec import to_plain
@@ -75,7 +76,8 @@ class InProcessWorker(Worker):
 
     def _answer(self) -> dict[str, Any]:
         request = json.loads(self._request)
-        answer = server._answer(self._service, request, server._MemoryLimit(None))
+        with patch.dict(os.environ, self.settings.environment):
+            answer = server._answer(self._service, request, server._MemoryLimit(None))
         sent: dict[str, Any] = json.loads(_message(answer))
         return sent
 
