@@ -73,12 +73,9 @@ class WorkerSettings:
     surveyed: int | None = None
 
     def guard_bytes(self) -> int | None:
-        """Return the main memory at which the guard ends the worker; None where unknown.
-
-        Where the worker's own limit raises first, that leaves room for saying so.
-        """
+        """Return the main memory at which the guard ends the worker; None where unknown."""
         if self.memory_bytes is not None:
-            return self.memory_bytes + ERROR_REPORT_BYTES
+            return self.memory_bytes + ERROR_REPORT_BYTES  # at its own limit the worker says so
         left = memory_budget(None)
         return None if left is None else left // self.nproc
 
@@ -92,8 +89,7 @@ class Worker:
         self.settings = settings
         self.loaded: LoadedTask | None = None
         self._patience = patience_factor()
-        self._method = ""
-        self._phase = "start"
+        self._method, self._phase = "", "start"
         self._since = time.monotonic()
         self._slowest_step = 0.0
         self._log = _open_log()
