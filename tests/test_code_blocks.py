@@ -157,6 +157,7 @@ def test_verify_prints_what_its_page_shows(
         assert stated in printed, line
 
 
+@pytest.mark.slow
 def test_the_workflow_installs_and_verifies(folder: Path) -> None:
     """Its steps run where everything is installed, and pip asks no package index."""
     run("autoprec tune model.py --policies float32,mixed_bfloat16")

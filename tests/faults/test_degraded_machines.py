@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 #: What is promised, in seconds of processor time: what else a test machine is busy with is no part
 #: of it. Counting calls would not do: most of it is imports and other programs that are asked.
 SECONDS = 2.0

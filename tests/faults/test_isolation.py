@@ -19,6 +19,8 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers import client, timeouts
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
+pytestmark = pytest.mark.slow
+
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
 
 # What the worker shrugs off: the answers come all the same, and they are right.

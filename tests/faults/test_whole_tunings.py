@@ -21,9 +21,12 @@ from autoprec.profiles import load_profile
 from autoprec.yaml_files import write_text
 from tests.cli.commands import trials
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="faults are injected by Linux's means"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="faults are injected by Linux's means"
+    ),
+]
 
 TASK = """
 from simulated import SimulatedModel

@@ -222,6 +222,7 @@ def test_the_child_is_shown_that_device_alone(monkeypatch):
     assert matmul_timing.measure(one, ["torch"]).notes == ("not measured: GPU-2",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_the_installed_framework_really_multiplies(framework):
     found = matmul_timing.measure_in_child(framework, Placement("cpu"), [F32, DType.FLOAT8])
@@ -231,6 +232,7 @@ def test_the_installed_framework_really_multiplies(framework):
     assert found.notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_device_that_is_not_there_is_a_note(framework):
     found = matmul_timing.measure_in_child(framework, Placement("cuda:99"), [F32])

@@ -96,6 +96,7 @@ def widened(grid: Any) -> Any:
 unkept = pytest.mark.xfail(strict=True, reason="the policies are compared with memory kept only")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid",
     [pytest.param(g, marks=[unkept] if g.name == "amd-zen4/tiny" else []) for g in small_grids],
