@@ -179,8 +179,11 @@ class CompileOverrides:
         after = (model.jit_compile, model.steps_per_execution)
 
         def undo() -> None:
-            if (model.jit_compile, model.steps_per_execution) == after:
-                compile_settings(model, *before)
+            now = (model.jit_compile, model.steps_per_execution)
+            pairs = zip(now, after, before, strict=True)
+            compile_settings(
+                model, *(given if held == ours else held for held, ours, given in pairs)
+            )
 
         self._undo.append(undo)
 

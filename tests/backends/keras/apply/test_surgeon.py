@@ -290,6 +290,18 @@ def test_compile_steps_per_execution_and_threads_are_set():
     assert (model.jit_compile, model.steps_per_execution) == (False, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "left"),
+    [("jit_compile", False, (False, 1)), ("steps_per_execution", 7, (False, 7))],
+)
+def test_what_the_script_changed_of_compile_stays_and_the_rest_is_put_back(name, value, left):
+    model = softmax_net()
+    precision = apply(Recipe(compile=True, knobs={"steps_per_execution": 4}), model)
+    setattr(model, name, value)
+    precision.restore()
+    assert (model.jit_compile, model.steps_per_execution) == left
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("recipe", [Recipe(), BF16])
 def test_tf32_and_xla_stay_as_the_task_has_them(recipe, own):
