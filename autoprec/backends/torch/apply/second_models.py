@@ -59,7 +59,7 @@ class SecondModels:
         self._depth = self._thread = self._contexts = 0
         self._trains = self._others = False  # others: in training contexts, no copies of the model
         self._inside: nn.Module | None = None
-        self._first_call = contextlib.ExitStack()
+        self._during_call = contextlib.ExitStack()
         self._key = f"autoprec-{id(self)}"  # a name that no hook of torch's has
         # torch.compile's wrapper, made now or later, warns that hooks run once more for itself.
         # Ours may.
@@ -96,7 +96,7 @@ class SecondModels:
         if self._inside is not None:
             self._inside._forward_hooks.pop(self._key, None)  # type: ignore[call-overload]
             self._inside = None
-            self._first_call.close()
+            self._during_call.close()
 
     def note_return(self) -> None:
         """Look at the next module: the model, which is called without a hook, has returned."""
@@ -120,7 +120,7 @@ class SecondModels:
         module._forward_hooks[self._key] = self._after_call  # type: ignore[index]
         if self._is_own(module):
             return None
-        self._first_call.enter_context(without_fast_path())
+        self._during_call.enter_context(without_fast_path())
         if module not in self._known:
             self._known.add(module)
             return self._adopt(module, args)
@@ -133,7 +133,7 @@ class SecondModels:
             _HOOKS[self._key] = self._before_call
         if self._is_own(module):
             return None
-        self._first_call.close()
+        self._during_call.close()
         return results_to_float32(result, self._named)
 
     def _is_own(self, module: nn.Module) -> bool:
@@ -157,7 +157,7 @@ class SecondModels:
             if module in self._copies and isinstance(wrapper, Float32Island):
                 device, dtype = wrapper.device_type, wrapper.dtype
                 off = torch.autocast(device, dtype, enabled=False, cache_enabled=False)
-                self._first_call.enter_context(off)
+                self._during_call.enter_context(off)
                 return to_float32(args)
         return None
 
