@@ -30,8 +30,8 @@ TREE = ROOT / "build" / "mutants"
 #: The test files of a module of `core/`, as the module is named, without `test_`. What several
 #: modules decide together is tested where it is decided.
 TESTS_OF = {
-    "device/policies": ("device/policies",),
-    "device/dtype_support": ("device/dtype_support",),
+    "device/policies": ("device/policies", "device/uncertain_timings"),
+    "device/dtype_support": ("device/dtype_support", "device/uncertain_timings"),
     "speed/acquisition": (
         *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
         *("speed/feasibility", "speed/keep_memory", "speed/stopping", "speed/communication"),
@@ -49,18 +49,23 @@ TESTS_OF = {
         "numerics/loss_origin",
         *("numerics/parity", "numerics/parity_longer_runs", "numerics/parity_reports"),
         *("numerics/loss_curves", "numerics/late_failures", "numerics/single_step"),
+        *("numerics/small_losses", "numerics/learning", "numerics/buffers"),
     ),
     "numerics/tolerance": (
         *("numerics/tolerance", "numerics/parity", "numerics/loss_curves"),
-        *("numerics/late_failures", "numerics/single_step"),
+        *("numerics/late_failures", "numerics/single_step", "numerics/small_losses"),
     ),
     "numerics/headroom": ("numerics/headroom",),
     "numerics/single_step": ("numerics/single_step", "numerics/parity"),
     "numerics/late_failures": (
         *("numerics/late_failures", "numerics/error_floor", "numerics/parity"),
+        "numerics/small_losses",
     ),
     "numerics/loss_origin": ("numerics/loss_origin",),
-    "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),
+    "numerics/loss_curves": (
+        *("numerics/loss_curves", "numerics/parity", "numerics/small_losses"),
+        *("numerics/curve_samples", "numerics/learning"),
+    ),
     "numerics/proof_steps": ("numerics/proof_steps",),
     "parallel/effective_batch": ("parallel/effective_batch",),
 }
@@ -114,7 +119,7 @@ def copy_package(module: str, tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("autoprec", "tests/core", "profiles", "benchmarks/results"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conftest.py", "factories.py", "slow_marks.py"):
+    for name in ("conftest.py", "factories.py", "fork_server.py", "slow_marks.py"):
         shutil.copy(ROOT / "tests" / name, tree / "tests")
     tests = [file_of_tests(name) for name in TESTS_OF[module]]
     arguments = ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"]

@@ -89,7 +89,7 @@ def measured_support(
     """Return what a measured product says of its dtype, put over what was known before.
 
     Timings that cannot tell which of both is faster prove nothing slow: `ratios` says from where to
-    where the ratio may be.
+    where the ratio may be (default: it is what was timed).
     """
     if product.crashed:
         return replace(

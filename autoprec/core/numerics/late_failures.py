@@ -84,12 +84,11 @@ def check_long_runs(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     small = _all_end_below(runs, SMALLEST_LOSS_SHARE)
     noise = NOISE_FACTOR * null if small else chance(null, NOISE_FACTOR)
     always, spread = LONG_RUN_FACTOR * tolerance.trajectory, seed_spread(references)
-    limit = max(always, noise, spread)
     agree = all(each > 0 for each in away) or all(each < 0 for each in away)
     certain = not small and mean(away) > max(CERTAIN_DEVIATION, null)
     if abs(mean(away)) <= always:
         return replace(numbers, below=_all_end_below(runs, SMALLEST_LATE_LOSS_SHARE))
-    if abs(mean(away)) <= limit or not (agree or certain):
+    if abs(mean(away)) <= max(noise, spread) or not (agree or certain):
         return replace(numbers, below=small, excused=_excuse(abs(mean(away)), noise, agree))
     steps = len(runs[0].reference.losses)
     problem = (

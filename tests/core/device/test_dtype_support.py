@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.device.dtype_support import (
+    CLEARLY_FASTER_RATIO,
     distrust_native_support,
+    measured_support,
     probed_support,
 )
 from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
@@ -173,6 +175,20 @@ def test_about_as_fast_as_float32_leaves_what_was_known(said, kept):
         assert facts.fact(BF16).support is kept
     clearly = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=120))
     assert clearly.fact(BF16).support is Support.NATIVE
+
+
+@pytest.mark.parametrize(
+    ("ratios", "support"),
+    [
+        ((0.8, CLEARLY_FASTER_RATIO), Support.UNKNOWN),  # it may be clearly faster
+        ((0.8, CLEARLY_FASTER_RATIO - 0.01), Support.EMULATED),
+        (None, Support.EMULATED),  # the ratio alone, which is 1
+    ],
+)
+def test_the_most_that_a_ratio_may_be_decides(ratios, support):
+    known = DTypeFact(Support.UNKNOWN)
+    found = measured_support(known, Product(BF16, gflops=100.0), 100.0, ratios)
+    assert found.support is support
 
 
 def test_float32_that_was_measured_is_native():

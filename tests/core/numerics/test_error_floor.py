@@ -125,7 +125,7 @@ def test_a_floor_is_drift():
 
 def test_a_floor_is_told_with_its_steps_shares_and_where_it_leads():
     found = check_error_floor(comparisons_at(lambda loss: 1e-3), QUIET, SHORTER, DEFAULT)
-    assert (found.step, found.judged) == (119, True)
+    assert (found.step, found.judged, found.of_loss) == (119, True, True)
     assert found.deviation == pytest.approx(0.3434, abs=5e-5)  # 0.06 / 0.418**2
     assert found.problem == (
         "at the same weights of steps 29, 59, 119 its loss is 1.5 %, 3 %, 6 % above float32's: an "

@@ -57,7 +57,7 @@ def test_a_long_run_says_how_far_it_ends_away_and_what_noise_does():
     found = check_long_runs([long(-0.3, 0.03), long(-0.3, 0.04)], DEFAULT)
     assert found.deviation == pytest.approx(0.3)
     assert found.noise == pytest.approx((0.5 * (0.03**2 + 0.04**2)) ** 0.5)
-    assert (found.step, found.judged) == (STEPS, True)
+    assert (found.step, found.judged, found.of_loss) == (STEPS, True, True)
     assert found.problem == (
         "after 240 steps its loss is 30 % away from float32's over 2 seeds; noise in the weights "
         "moves it by 3.5 %"
@@ -87,6 +87,11 @@ def test_where_a_run_ends_is_the_mean_of_its_last_fifth():
 def test_a_loss_that_falls_to_nothing_counts_as_a_share_of_the_first(last, passed):
     reference = (2.0, 0.02, *(0.0,) * 8)  # 2e-4 is the least that divides; a tenth may deviate
     assert check_long_runs([ending(last, last, reference=reference)], DEFAULT).passed is passed
+
+
+@pytest.mark.parametrize(("first", "below"), [(2e4, 1e-4), (5e3, None)])
+def test_what_ends_far_below_the_first_loss_is_told_with_that_share(first, below):
+    assert check_long_runs([ending(reference=(first, *[1.0] * 9))], DEFAULT).below == below
 
 
 def test_limits_are_allowed_themselves():

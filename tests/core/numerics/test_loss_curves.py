@@ -118,12 +118,26 @@ def test_a_run_that_fails_parts_at_the_first_step_that_is_too_far_away(first, st
     reference = (first, *(1.0,) * 9)
     candidate = (first, 1.0, 1.0, *(1.008,) * 4, *(2.0,) * 3)
     found = check_trajectory((SeedRun(run(reference), run(candidate)),), DEFAULT)
-    assert found.step == step
+    assert (found.step, found.of_loss) == (step, True)
     ratio = math.sqrt((3 + 4 * 0.008**2) / 10) / (first or 1.0) / 0.001
     assert found.problem == (
         "after 10 steps its loss is 100 % away from float32's, "
         f"{ratio:.3g} times as far as small noise drives float32"
     )
+
+
+@pytest.mark.parametrize(
+    ("losses", "below"),
+    [
+        ((100.0, 100.0, 100.0, 100.0, 1.0), 0.03),  # of five steps the last one is the end
+        ((100.0,) * 8 + (10.0, 0.1), None),  # of ten, two
+        ((100.0, *(1.0,) * 4), 0.03),
+        ((0.0, 1.0, 1.0, 1.0, 0.05), None),  # a first loss of 0 counts as 1
+        ((0.0, 1.0, 1.0, 1.0, 0.02), 0.03),
+    ],
+)
+def test_what_ends_far_below_the_first_loss_is_told_with_that_share(losses, below):
+    assert check_trajectory((SeedRun(run(losses), run(losses)),), DEFAULT).below == below
 
 
 def test_what_small_losses_differ_by_is_little_where_no_noise_was_run():

@@ -134,3 +134,27 @@ def test_the_spread_of_repeated_values_is_relative_and_zero_where_the_clock_saw_
 )
 def test_faster_is_what_gains_enough_and_is_beyond_the_noise(low, ratio, faster):
     assert is_faster(Ratio(ratio, low, 2.0, 9)) is faster
+
+
+@pytest.mark.parametrize(
+    ("ratio", "digits", "text"),
+    [
+        (Ratio(1.84, 1.79, 1.88, 7), 2, "1.84x (1.79-1.88, 7 rounds)"),
+        (Ratio(1.84, 1.79, 1.88, 0), 2, "1.84x (1.79-1.88)"),
+        (Ratio(1.84, 1.84, 1.84, 1), 2, "1.84x (1 round)"),
+        (Ratio(1.0, 1.0, 1.0, 0), 2, "1.00x"),
+        (Ratio(1.0142, 1.0064, 1.0225, 0), 4, "1.0142x (1.0064-1.0225)"),
+        (Ratio(0.0417, 0.0402, 0.12, 6), 2, "0.042x (0.04-0.12, 6 rounds)"),
+    ],
+)
+def test_a_ratio_is_shown_with_what_is_known_of_its_interval(ratio, digits, text):
+    assert ratio.in_words(digits) == text
+
+
+def test_every_number_of_a_ratio_can_be_marked_up():
+    marked = Ratio(1.84, 1.79, 1.88, 7).in_words(show=lambda value, text: f"<{value}|{text}>")
+    assert marked == "<1.84|1.84x> (<1.79|1.79>-<1.88|1.88>, <7|7> rounds)"
+
+
+def test_a_share_has_its_interval_in_per_cent():
+    assert Ratio(0.21, 0.184, 0.25, 8).as_share() == "21% (18-25)"

@@ -116,6 +116,14 @@ def test_products_are_restored_exactly_though_another_models_threads_stay() -> N
         threads.restore()
 
 
+def test_what_a_model_wants_inside_a_measurement_is_forgotten_after_it() -> None:
+    before, measured = process_readings(), mlp()
+    with process_settings_restored():
+        apply(Recipe(knobs={"threads": 2}), measured)
+    apply(Recipe(knobs={"threads": 3}), mlp()).restore()
+    assert process_readings() == before
+
+
 def test_settings_of_a_model_that_is_gone_are_taken_back_by_the_next() -> None:
     before, surgeon = process_readings(), TorchSurgeon()
     with process_settings_restored():
