@@ -39,9 +39,10 @@ def test_off_changes_nothing_and_keeps_the_loop_running(given: str | None) -> No
     (model, optimizer), (twin, twins) = task(), task()
     inputs = torch.randn(8, 8)
     precision = apply_profile(given, model=model, optimizer=optimizer)
+    under = precision.autocast()(plain_loss)
     for _ in range(3):
         with precision.autocast():
-            loss = plain_loss(model, inputs)
+            loss = under(model, inputs)
         precision.backward(loss)
         assert precision.step()
         plain_loss(twin, inputs).backward()

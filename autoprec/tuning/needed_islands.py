@@ -23,8 +23,6 @@ from autoprec.tuning.study.study import Study
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import Runner, raise_device_lost
 
-_ONE_STEP = TimingBudget(seconds=0.0, min_steps=1, max_steps=1)
-
 
 @dataclass(frozen=True)
 class NeededIslands:
@@ -65,12 +63,13 @@ def find_needed_islands(
     recipe: Recipe,
     *,
     problem: str,
+    budget: TimingBudget,
     out_of_time: Callable[[], bool],
 ) -> str:
     """Find the modules that a recipe's policy cannot run without in float32, and keep them.
 
-    `problem` is what it raised. What was found goes into the study. Returns why nothing was; ""
-    otherwise.
+    `problem` is what it raised in a trial of this `budget`: later batches may be the first to
+    raise. What was found goes into the study. Returns why nothing was; "" otherwise.
     """
     first_line = problem.partition("\n")[0]
     job.listener(Stage("islands", f"{recipe.policy} raises in the task's own code: {first_line}"))
@@ -78,7 +77,7 @@ def find_needed_islands(
     def run(paths: tuple[str, ...]) -> RunAttempt:
         kept = replace(recipe, float32_modules=(*recipe.float32_modules, *paths))
         try:
-            runner.call("measure", recipe=kept, seed=job.options.seed, budget=_ONE_STEP)
+            runner.call("measure", recipe=kept, seed=job.options.seed, budget=budget)
         except WorkerFailure as failure:
             raise_device_lost(failure)
             told = failure.kind in (FailureKind.USER_ERROR, FailureKind.UNSUPPORTED)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.backends import registry
-from autoprec.workers.autoprec_lines import without_autoprec
+from autoprec.workers.autoprec_lines import PACKAGE, AutoprecNames, without_autoprec
 from autoprec.workers.local_modules import (
     bindings_of_imports,
     imports_in,
@@ -45,6 +45,9 @@ _REACHES_ANYTHING = frozenset({"globals", "vars", "eval", "exec"})
 _PLAIN_DECORATORS = frozenset(
     {"click", "contextlib", "dataclasses", "functools", "hydra", "typing"}
 ).union(*((*each.required_modules, each.extra) for each in registry.built_in().values()))
+
+#: Modules that do nothing to the process when they are imported.
+_SILENT_MODULES = sys.stdlib_module_names | {PACKAGE}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -141,7 +144,6 @@ class _Reached:
     def _follow(self, file: Path, module: _Module, names: tuple[str, ...]) -> None:
         """Count what a dotted name of a file stands for."""
         name, *more = names
-        module.used.add(name)
         if name in _REACHES_ANYTHING or names[:2] == ("sys", "modules"):
             self._reach_everything(file)
         for node in module.definitions.get(name, ()):
@@ -165,7 +167,7 @@ class _Reached:
         elif file is not None:
             self._reach_everything(file)
 
-    def _reach(self, file: Path, node: Definition) -> None:
+    def _reach(self, file: Path, node: ast.stmt) -> None:
         module = self._modules[file]
         if module is not None and id(node) not in module.reached:
             module.reached.add(id(node))
@@ -184,19 +186,19 @@ class _Module:
     def __init__(self, tree: ast.Module, file: Path, top: Path) -> None:
         read: list[Any] = [node for node in nodes_of(tree) if node.__class__ is ast.Name]
         names_read = {node.id for node in read if isinstance(node.ctx, ast.Load)}
-        self._statements = without_autoprec(tree)
+        ours = AutoprecNames(tree)
+        self._statements = without_autoprec(tree, ours)
         self.imports, self.star_imports = bindings_of_imports(tree, top, file.parent)
-        self.definitions: dict[str, list[Definition]] = {}
+        self.definitions: dict[str, list[ast.stmt]] = {}
         self.run: list[ast.stmt] = []
-        self._silent: dict[int, set[str]] = {}
         self.reached: set[int] = set()
-        self.used: set[str] = set()
         for node in self._statements:
-            names = _silently_bound(node)
+            names = _silently_bound(node, ours)
             if isinstance(node, Definition) and not self._registers(node):
                 self.definitions.setdefault(node.name, []).append(node)
             elif names and names <= names_read:  # that they count, whoever reads them will say
-                self._silent[id(node)] = names
+                for name in names:
+                    self.definitions.setdefault(name, []).append(node)
             elif not _is_main_guard(node):
                 self.run.append(node)
 
@@ -212,13 +214,7 @@ class _Module:
     def counted(self) -> ast.Module:
         """Return the statements that count, in their order."""
         run = {id(node) for node in self.run}
-        kept = [
-            node
-            for node in self._statements
-            if id(node) in run
-            or id(node) in self.reached
-            or self._silent.get(id(node), set()) & self.used
-        ]
+        kept = [node for node in self._statements if id(node) in run or id(node) in self.reached]
         return ast.Module(body=kept, type_ignores=[])
 
     def _registers(self, node: Definition) -> bool:
@@ -246,19 +242,22 @@ def _is_main_guard(node: ast.stmt) -> bool:
     )
 
 
-def _silently_bound(node: ast.stmt) -> set[str]:
+def _silently_bound(node: ast.stmt, ours: AutoprecNames) -> set[str]:
     """Return the names that a statement binds and does nothing else; none for any other.
 
-    They are constants and modules of Python's own: who does not use them does not notice them.
+    They are constants, Python's own modules, and modules of autoprec and what that gives: who does
+    not use them does not notice them.
     """
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if all(isinstance(each, ast.Name) for each in targets) and _is_constant(node.value):
+        if all(isinstance(each, ast.Name) for each in targets) and (
+            _is_constant(node.value) or ours.gives(node.value)
+        ):
             return {each.id for each in targets if isinstance(each, ast.Name)}
     if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0):
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
-        if all(each.partition(".")[0] in sys.stdlib_module_names for each in modules):
+        if all(each.partition(".")[0] in _SILENT_MODULES for each in modules):
             names = {each.asname or each.name.partition(".")[0] for each in node.names}
             return set() if "*" in names else names
     return set()

@@ -14,6 +14,7 @@ from autoprec.core.measurement import Unit
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import Space
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.needed_islands import may_need_islands, recall_needed
@@ -37,6 +38,7 @@ class Tuning:
         monkeypatch: pytest.MonkeyPatch,
         needed: str,
         raised_in: tuple[str, ...] = ("moe", ""),
+        raises_at_step: int = 1,
     ) -> None:
         self.events: list[Event] = []
         self.tried: list[Recipe] = []
@@ -53,9 +55,9 @@ class Tuning:
         def raises(recipe: Recipe) -> bool:
             return recipe.policy.mixed and needed not in recipe.float32_modules
 
-        def call(method: str, *, recipe: Recipe, **_: Any) -> None:
+        def call(method: str, *, recipe: Recipe, budget: TimingBudget, **_: Any) -> None:
             self.tried.append(recipe)
-            if raises(recipe):
+            if raises(recipe) and budget.max_steps >= raises_at_step:
                 raise WorkerFailure(FailureKind.UNSUPPORTED, "dtypes\nframes", raised_in=raised_in)
 
         def run_trial(runner: Any, point: Any, recipe: Recipe, **_: Any) -> Outcome:
@@ -101,6 +103,12 @@ def test_a_resumed_search_remembers_what_a_policy_needs(tmp_path, monkeypatch):
     again.run()
     assert again.search.space.islands == {"mixed_bfloat16": ("moe",)}
     assert again.tried == []
+
+
+def test_a_policy_that_raises_in_later_steps_alone_is_repaired_too(tmp_path, monkeypatch):
+    tuning = Tuning(tmp_path, monkeypatch, needed="moe", raises_at_step=2)
+    assert all(outcome.status is Status.OK for outcome in tuning.run())
+    assert tuning.search.space.islands == {"mixed_bfloat16": ("moe",)}
 
 
 def test_where_nothing_helps_the_reason_says_so_and_it_is_looked_for_once(tmp_path, monkeypatch):

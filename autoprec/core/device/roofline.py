@@ -94,8 +94,9 @@ def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[st
             f"the loader needs {milliseconds(data_seconds)} for a step of {shown}: training waits "
             "for data",
         )
-    known = "" if found.arithmetic is None else milliseconds(found.arithmetic * step_seconds)
     arithmetic, memory = found.arithmetic or 0.0, found.memory or 0.0
+    computing = milliseconds(min(1.0, arithmetic) * step_seconds)  # the peak was measured, too
+    known = "" if found.arithmetic is None else computing
     if max(arithmetic, memory) >= EXPLAINING_SHARE:
         if arithmetic >= min(1.0, memory):
             return ARITHMETIC, f"{known} of arithmetic in a step of {shown}"

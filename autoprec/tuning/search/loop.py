@@ -218,6 +218,7 @@ class Search:
             self._units,
             recipe,
             problem=failed.reason,
+            budget=budget,
             out_of_time=lambda: self._time_limit_reached() is not None,
         )
         if why_not:

@@ -37,6 +37,12 @@ def test_a_step_near_the_peak_is_arithmetic():
     assert bound.sentence == "200 ms of arithmetic in a step of 250 ms"
 
 
+def test_no_more_arithmetic_is_told_than_the_step_took():
+    bound = find_bound(step_seconds=0.01, samples=8, flops_per_sample=5e8, peak_gflops=100)
+    assert (bound.name, bound.peak_share) == ("arithmetic", pytest.approx(4.0))
+    assert bound.sentence == "10 ms of arithmetic in a step of 10 ms"
+
+
 def test_the_least_traffic_has_a_share_of_the_bandwidth():
     traffic = min_traffic_bytes(trainable_bytes=125e6, saved_bytes=250e6)
     assert traffic == 1e9

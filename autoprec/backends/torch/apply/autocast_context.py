@@ -1,9 +1,14 @@
-"""Autocast by a profile's policy, for a `with` statement in every step."""
+"""Contexts of the forward pass, for a `with` statement in every step.
+
+Each may be kept and entered again, also inside itself, and decorates a function.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -57,3 +62,31 @@ class ProfileAutocast(threading.local, contextlib.ContextDecorator):
         if cast is self._cast:
             self._is_free = True
         cast.__exit__(kind, error, trace)
+
+
+class _Empty(contextlib.ContextDecorator, contextlib.nullcontext[None]):
+    """Changes nothing."""
+
+
+EMPTY = _Empty()
+
+
+class EachEntry(threading.local, contextlib.ContextDecorator):
+    """Enters what `opened` returns by then: the micro-batches of an update differ."""
+
+    def __init__(self, opened: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._opened = opened
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        context = self._opened()
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, error, trace)

@@ -29,7 +29,11 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.float32_results import results_to_float32
-from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
+from autoprec.backends.torch.apply.forward_wrappers import (
+    ForwardWrapper,
+    class_forward,
+    install_wrapper,
+)
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.nested_tensors import in_full_precision, to_float32
 from autoprec.errors import UsageError
@@ -46,7 +50,7 @@ def has_own_code(module: nn.Module) -> bool:
     """Return whether a module computes anything itself instead of only holding others."""
     if isinstance(module, _CONTAINERS):
         return type(module).forward is not nn.Sequential.forward and "forward" in vars(type(module))
-    return type(module).forward is not nn.Module.forward
+    return class_forward(module) is not nn.Module.forward
 
 
 def in_island(device_type: str) -> bool:

@@ -12,7 +12,24 @@ import types
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
+import torch
 from torch import nn
+
+
+def class_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the forward of a module's class; None of a scripted module, whose class has none."""
+    return None if isinstance(module, torch.jit.ScriptModule) else type(module).forward
+
+
+class ScriptedForward:
+    """Calls what TorchScript compiled of a module, which only the module's instance has."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self.module._c._get_method("forward")(*args, **kwargs)
 
 
 class ForwardWrapper:
@@ -28,6 +45,8 @@ class ForwardWrapper:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.inner: Callable[..., Any] | None = module.__dict__.get("forward")
+        if self.inner is None and isinstance(module, torch.jit.ScriptModule):
+            self.inner = ScriptedForward(module)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the earlier forward."""
@@ -68,7 +87,7 @@ def uninstall_wrappers(module: nn.Module, owners: Container[str]) -> None:
     for wrapper in reversed(kept):
         wrapper.inner = inner
         inner = wrapper
-    if inner is None:
+    if inner is None or isinstance(inner, ScriptedForward):
         del module.__dict__["forward"]
     else:
         module.__dict__["forward"] = inner

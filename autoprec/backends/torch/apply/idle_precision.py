@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from contextlib import AbstractContextManager
 from typing import Any
 
-from autoprec.backends.torch.apply.autocast_context import ProfileAutocast
+from autoprec.backends.torch.apply.autocast_context import EMPTY, ProfileAutocast
 from autoprec.backends.torch.apply.precision import Precision
 
 
@@ -15,4 +14,4 @@ class IdlePrecision(Precision):
 
     def _opened(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
         """Return an empty context."""
-        return contextlib.nullcontext()
+        return EMPTY

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.loss import _Loss
 
+from autoprec.backends.torch.apply.forward_wrappers import class_forward
+
 LAST_ACTIVATIONS = (
     nn.Softmax,
     nn.Softmax2d,
@@ -67,7 +69,7 @@ def _follow(module: nn.Module, path: str, seen: frozenset[int]) -> Iterator[str]
     if isinstance(module, LAST_ACTIVATIONS):
         yield path
         return
-    if type(module).forward is nn.Sequential.forward:
+    if class_forward(module) is nn.Sequential.forward:
         last = list(module.named_children())[-1:]
         for name, child in last:
             yield from _follow(child, _join(path, name), seen)
@@ -87,7 +89,8 @@ def _join(path: str, name: str) -> str:
 
 def _returned(module: nn.Module, method: str, seen: frozenset[str]) -> Iterator[ast.expr]:
     """Yield the expressions a method returns, with names looked up and own methods followed."""
-    if type(module).__module__.startswith("torch.nn.") or method in seen:
+    unread = class_forward(module) is None or type(module).__module__.startswith("torch.nn.")
+    if unread or method in seen:
         return
     try:
         source = textwrap.dedent(inspect.getsource(getattr(type(module), method)))

@@ -30,7 +30,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
-from autoprec.backends.torch.apply.autocast_context import ProfileAutocast
+from autoprec.backends.torch.apply.autocast_context import EMPTY, EachEntry, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.float32_islands import Float32Outputs
 from autoprec.backends.torch.apply.float32_results import results_to_float32
@@ -53,7 +53,6 @@ from autoprec.errors import UsageError
 Batch = TypeVar("Batch")
 
 _END_OF_LOADER: Any = object()
-_EMPTY_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class Precision:
@@ -162,11 +161,13 @@ class Precision:
         the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
-        return self._under(self._watching)
+        if not self._accumulates or torch.compiler.is_compiling():
+            return self._under(self._watching)
+        return EachEntry(lambda: self._under(self._watching))
 
     def _under(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
         """Return `cast` and, between boundaries, what leaves gradients unsynchronised."""
-        if not self._accumulates or not self._steps.next_is_mid_accumulation:
+        if not (self._accumulates and self._steps.next_is_mid_accumulation):
             return self._opened(cast)
         stack = contextlib.ExitStack()
         stack.enter_context(self._sync.forward_between_boundaries())
@@ -179,7 +180,7 @@ class Precision:
             self.loop_check.note_cast()
         if cast is None:
             if not torch.is_autocast_enabled(self._device_type):
-                return _EMPTY_CONTEXT
+                return EMPTY
             return self.float32()
         if torch.compiler.is_compiling():
             return torch.autocast(self._device_type, self._dtype)

@@ -185,8 +185,10 @@ def _dimensions(model: nn.Module) -> Iterator[Dimension]:
 
 def _units(model: nn.Module, own: Mapping[str, int]) -> Iterator[Unit]:
     total = sum(count for path, count in own.items() if path != OUTSIDE)
+    scripted = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
+    inside = {id(inner) for module in scripted for inner in module.children()}
     for path, module in model.named_modules():
-        if not has_own_code(module):
+        if not has_own_code(module) or id(module) in inside:  # TorchScript calls no forward of it
             continue
         share = own.get(path, 0) / total if total else 0.0
         yield Unit(path, type(module).__name__, share)

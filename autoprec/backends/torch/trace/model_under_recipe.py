@@ -99,7 +99,7 @@ class TorchTrainee:
     def forward_loss(self, batch: Any, seed: int) -> torch.Tensor:
         """Compute the loss of one batch, with random numbers (dropout) drawn from `seed`."""
         batch = move(batch, self.device)
-        seed_everything(seed)
+        seed_everything(seed, self.model)
         return compute_loss(self.task, self.model, batch, self.precision)
 
     @property
@@ -218,12 +218,12 @@ class TorchTrainee:
         with seen, noted_autocasts(self.model, kind) as autocasts:
             for batch, seed in parts:
                 outputs.next_part()
-                seed_everything(seed)
-                before = generator_states()
+                seed_everything(seed, self.model)
+                before = generator_states(self.model)
                 with self._drawn_alike():
                     loss = self.forward_loss(batch, seed)
                     self.precision.backward(loss)
-                drew |= not all(map(torch.equal, before, generator_states()))
+                drew |= not all(map(torch.equal, before, generator_states(self.model)))
                 losses.append(float(loss.detach()))
         self._autocasts |= autocasts
         found = gradients(self.model, self.scale * len(parts))

@@ -111,7 +111,7 @@ def _difference(task: Task, model: nn.Module, parts: Sequence[Part]) -> float:
     total = 0.0
     try:
         for index, (batch, factor, seed) in enumerate(parts):
-            seed_everything(seed)
+            seed_everything(seed, model)
             (compute_loss(task, model, batch, None) * factor).backward()  # type: ignore[no-untyped-call]
             total = total if index else _norm(model)
         left = _norm(model)

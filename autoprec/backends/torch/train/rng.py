@@ -6,18 +6,31 @@ where the user's program has already imported it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 
 from autoprec.backends.shared.rng_streams import HostGenerators, generators_preserved
 
 
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators, on every device."""
+def seed_everything(seed: int, model: nn.Module | None = None) -> None:
+    """Seed Python's, NumPy's and torch's generators, on every device, and those a model holds."""
     HostGenerators().seed(seed)
     torch.manual_seed(seed)
+    if model is not None:
+        for index, generator in enumerate(generators_in(model)):
+            generator.manual_seed(seed + 1 + index)
+
+
+def generators_in(model: nn.Module) -> Iterator[torch.Generator]:
+    """Yield the generators that are attributes of a model's modules."""
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Generator):
+                yield value
 
 
 class TorchGenerators:
@@ -45,10 +58,14 @@ def rng_preserved() -> AbstractContextManager[None]:
     return generators_preserved(TorchGenerators())
 
 
-def generator_states() -> list[torch.Tensor]:
-    """Return the states of torch's own generators, which tell whether anything was drawn."""
+def generator_states(model: nn.Module | None = None) -> list[torch.Tensor]:
+    """Return the states of torch's own generators, which tell whether anything was drawn.
+
+    Those of the generators that a model holds are with them.
+    """
     accelerators = _accelerator_states().values()
-    return [torch.get_rng_state(), *(state for states in accelerators for state in states)]
+    held = () if model is None else (each.get_state() for each in generators_in(model))
+    return [torch.get_rng_state(), *(each for states in accelerators for each in states), *held]
 
 
 def _accelerator_states() -> dict[str, list[torch.Tensor]]:

@@ -160,8 +160,8 @@ def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    try:
-        inspect.signature(optimizer.step).bind()
+    try:  # of the class: a learning rate's scheduler puts a function on the optimizer
+        inspect.signature(type(optimizer).step).bind(optimizer)
     except TypeError:
         return True
     except ValueError:  # a function of C has no signature to look at

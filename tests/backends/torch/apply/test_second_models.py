@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from autoprec.backends.torch.apply import second_models
 from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.model_changes import restore
-from autoprec.core.recipe import Alignment
+from autoprec.core.recipe import Alignment, Recipe
 from tests.backends.torch.operated import BFLOAT16, FLOAT16, FLOAT32, adam, apply, mlp
 
 pytestmark = pytest.mark.torch
@@ -307,6 +307,23 @@ def test_one_context_may_be_kept_nested_and_used_as_a_decorator() -> None:
         with context:
             assert not torch.is_autocast_cache_enabled()
         assert torch.get_autocast_dtype("cpu") is torch.float16
+
+
+@pytest.mark.parametrize("recipe", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_context_made_at_any_micro_batch_serves_all_of_them(recipe: Recipe, before: int) -> None:
+    model = mlp()
+    precision = apply(replace(recipe, accumulation_steps=3), model, adam(model))
+    context, weight = None, torch.randn(4, 6)
+    expected = LOW if recipe is BFLOAT16 else FULL
+    for step in range(7):
+        context = precision.autocast() if step == before else context
+        if context is not None:
+            with context:
+                assert (weight @ weight.T).dtype is expected
+            assert context(torch.matmul)(weight, weight.T).dtype is expected
+        precision.backward(precision.forward(weight).sum())
+        precision.step()
 
 
 def test_threads_enter_one_context_side_by_side() -> None:

@@ -15,6 +15,7 @@ from autoprec.backends.torch.trace.random_numbers import (
     RandomNumbers,
     drawn_alike_compiled,
 )
+from autoprec.core.recipe import Recipe
 from tests.backends.torch.traced import BFLOAT16, FLOAT32, tracer
 
 pytestmark = pytest.mark.torch
@@ -159,6 +160,36 @@ def test_a_step_in_bfloat16_has_the_noise_of_the_float32_step() -> None:
         assert point.gradient_error is not None
         assert point.gradient_error < 0.05
     assert trace.trajectory(recipe=FLOAT32, seed=0, steps=4).finite
+
+
+class OwnGenerator(Noisy):
+    """Drops out by a generator of its own, which each step may seed itself."""
+
+    def __init__(self, seeds: bool) -> None:
+        super().__init__()
+        self.seeds, self.generator = seeds, torch.Generator().manual_seed(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        generator = self.generator.manual_seed(7) if self.seeds else self.generator
+        hidden = self.one(x)
+        kept = torch.rand(hidden.shape, generator=generator) > 0.5
+        found: Tensor = self.two(hidden.relu() * kept).flatten()
+        return found
+
+
+@pytest.mark.parametrize("seeds", [False, True])
+def test_a_generator_that_the_model_holds_draws_alike_in_what_is_compared(seeds: bool) -> None:
+    trace = tracer(build_model=lambda: OwnGenerator(seeds))
+    trace.reference(batch_size=8, steps=6, checkpoints=(0, 3, 5))
+    points = (*trace.noise(draws=2), *trace.compare_steps(recipe=BFLOAT16))
+    assert len(points) == 9
+    for point in points:
+        assert point.loss == pytest.approx(point.reference, rel=0.02)
+        assert point.gradient_error is not None
+        assert point.gradient_error < 0.05
+    split = trace.compare_settings(recipe=Recipe(batch_size=4, accumulation_steps=2))
+    drawn_anew = "a step draws random numbers of its own besides dropout"
+    assert drawn_anew in " ".join(split.not_covered)
 
 
 class Compiled(nn.Module):

@@ -126,6 +126,19 @@ def test_an_optimizer_that_needs_a_closure_is_named():
         build_optimizer(lbfgs, model)
 
 
+def test_an_optimizer_with_a_scheduler_of_its_learning_rate_is_one_like_others():
+    def warming_up(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 100)
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+        return optimizer
+
+    model = build_model(task(), "cpu", 0)
+    optimizer = build_optimizer(task(build_optimizer=warming_up), model)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
 def test_data_do_not_depend_on_what_training_draws():
     first = [x for x, _ in batches(task(), 5, seed=3)]
     second = []
