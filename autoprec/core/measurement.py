@@ -82,6 +82,20 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class OperatorTime:
+    """An operator's part of a step: its share of all operators' own time, from 0 to 1.
+
+    `dtype` is what its inputs are kept in, "" where it has none or several; `updates` says that it
+    is part of the optimizer's update.
+    """
+
+    name: str
+    dtype: str
+    share: float
+    updates: bool = False
+
+
+@dataclass(frozen=True)
 class TaskFacts:
     """What one float32 step showed of the task.
 
