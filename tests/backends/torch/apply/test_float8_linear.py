@@ -96,8 +96,9 @@ def test_torchao_computes_the_same() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         output = theirs(given)
     output.backward(gradient.to(output.dtype))
-    for own, other in zip(ours, (output, given.grad), strict=False):
-        assert away(own, other.float()) < 0.08  # torchao rounds gradients to e4m3
+    found = (output, given.grad, layer.weight.grad)
+    for own, other in zip(ours, found, strict=False):
+        assert away(own, other.float()) < 0.01  # it rounds the output once less
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-38, torch.inf, torch.nan])
