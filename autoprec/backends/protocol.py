@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.measurement import Measurement, OperatorTime, TaskFacts
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
@@ -162,6 +162,14 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free the memory."""
+
+
+@runtime_checkable
+class ProfiledSession(Protocol):
+    """What a session does as well where its framework has a profiler."""
+
+    def operator_times(self) -> tuple[OperatorTime, ...]:
+        """Run one update, and say which operators took its time, the slowest first."""
 
 
 class Tracer(Protocol):

@@ -59,4 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
         if fit.inconclusive:
             what = f"its tuning was inconclusive: {what}, because {fit.inconclusive}"
         print(f"{arguments.profile} fits{', but ' if fit.inconclusive else ': '}{what}")
+        for refusal in profile.evidence.refusals:
+            print(f"  {refusal.candidate} refused: {refusal.reason}")
     return 0

@@ -89,6 +89,12 @@ class Policy(StrEnum):
     @classmethod
     def parse(cls, text: str) -> Policy:
         """Read a policy from its name or a short form such as "bf16-mixed"."""
+        if "float8" in text.lower() or "fp8" in text.lower():
+            raise UsageError(
+                f"policy {text!r} given, but float8 refines {cls.MIXED_BFLOAT16} in compiled "
+                f"recipes. Give {cls.MIXED_BFLOAT16} and --compile: float8 is then tried where the "
+                "device has it and the model's linear layers are wide"
+            )
         return cls(_lookup(text, _POLICY_NAMES, "policy"))
 
     @property

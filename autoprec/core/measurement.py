@@ -82,6 +82,20 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class OperatorTime:
+    """An operator's part of a step: its share of all operators' own time, from 0 to 1.
+
+    `dtype` is what its inputs are kept in, "" where it has none or several; `updates` says that it
+    is part of the optimizer's update.
+    """
+
+    name: str
+    dtype: str
+    share: float
+    updates: bool = False
+
+
+@dataclass(frozen=True)
 class TaskFacts:
     """What one float32 step showed of the task.
 
@@ -105,6 +119,7 @@ class TaskFacts:
     `optimizer_share` is the optimizer's part of the step, from 0 to 1, where fused kernels exist
     for it and the task does not choose between kernels itself; `threads` the framework's intra-op
     CPU threads and `steps_per_execution` what the task compiled with, 0 where it has none.
+    `float8_layers` are the paths of the linear layers that could multiply in float8.
     `keepable_memory` says whether the process allocates main memory from a C library that can be
     told to keep what is freed.
     `warnings` are for the user, each with what to do.
@@ -140,6 +155,7 @@ class TaskFacts:
     threads: int = 0
     steps_per_execution: int = 0
     keepable_memory: bool = False
+    float8_layers: tuple[str, ...] = ()
     has_evaluate: bool = False
     dimensions: tuple[Dimension, ...] = ()
     units: tuple[Unit, ...] = ()

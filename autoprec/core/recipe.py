@@ -127,6 +127,12 @@ class Recipe:
                 "expected 1 step: that mode replays CUDA graphs, which may overwrite what earlier "
                 f"micro-batches left. Give {COMPILE_MODE} 'default', or a batch that is not split"
             )
+        if self.uses_float8 and not may_use_float8(self.policy, self.compile):
+            raise UsageError(
+                f"knob {FLOAT8} with policy {self.policy} and compile {self.compile} given, "
+                f"expected policy {Policy.MIXED_BFLOAT16} and compile True: it refines compiled "
+                f"bfloat16. Set both, or leave {FLOAT8} out"
+            )
 
     @property
     def effective_batch(self) -> int:
@@ -160,18 +166,24 @@ class Recipe:
         """Return whether the process that applies this keeps its freed memory from then on."""
         return self.knobs.get(KEEP_MEMORY) is True
 
+    @property
+    def uses_float8(self) -> bool:
+        """Return whether wide linear layers multiply in float8."""
+        return self.knobs.get(FLOAT8) is True
+
     def key(self) -> str:
         """Return a canonical text: equal recipes have equal keys."""
         return json.dumps(plain_recipe(self), sort_keys=True)
 
     def with_policy(self, policy: Policy) -> Recipe:
-        """Return this recipe under another policy: its default loss scale, no islands."""
+        """Return this recipe under another policy: its default loss scale, no islands or float8."""
         ranks = None if self.distributed is None else self.distributed.for_policy(policy)
         return replace(
             self,
             policy=policy,
             loss_scale=untuned_loss_scale(policy),
             float32_modules=(),
+            knobs={name: value for name, value in self.knobs.items() if name != FLOAT8},
             distributed=ranks,
         )
 
@@ -228,6 +240,9 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")
 #: The only knob that a process cannot undo.
 KEEP_MEMORY = "keep_memory"
 
+#: Refines one policy, in what is compiled; see `may_use_float8`.
+FLOAT8 = "float8"
+
 KNOBS: Mapping[str, Knob] = {
     "threads": Knob(low=1, high=4096, meaning="intra-op CPU threads"),
     COMPILE_MODE: Knob(("default", *GRAPH_MODES), meaning="mode of torch.compile"),
@@ -237,12 +252,21 @@ KNOBS: Mapping[str, Knob] = {
         (True, False),
         meaning="oneDNN computes float32 products in bfloat16 (mkldnn fp32_precision)",
     ),
+    FLOAT8: Knob((True, False), meaning="wide linear layers multiply in float8"),
     KEEP_MEMORY: Knob(
         (True, False),
         meaning="freed main memory stays with the process (glibc's mallopt), for good",
     ),
     "steps_per_execution": Knob(low=1, high=4096, meaning="compile(steps_per_execution)"),
 }
+
+
+def may_use_float8(policy: Policy, compiled: bool) -> bool:
+    """Say whether a recipe may hold `FLOAT8`.
+
+    What stays out of float8 runs in bfloat16, and only a compiler makes its casts cheap.
+    """
+    return policy is Policy.MIXED_BFLOAT16 and compiled
 
 
 def check_knob(name: str, value: KnobValue) -> None:

@@ -8,6 +8,7 @@ from autoprec.core.number_words import percent, rate_number
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Chosen, Profile
+from autoprec.core.recipe import FLOAT8
 from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn
 from autoprec.core.speed.noise import MIN_GAIN
 from autoprec.reporting.flags import with_flags
@@ -103,8 +104,9 @@ def _caveat(profile: Profile) -> str:
     """Say that the gain is not due to precision; empty where it is."""
     if profile.recipe.policy is Policy.FLOAT32:  # the others were slower, refused, or not proven
         return "no lower precision was both faster and proven; "
-    own = [part.speedup for part in profile.evidence.waterfall if part.what == PRECISION]
-    pays = not own or (own[0].low > 1.0 and own[0].ratio >= 1.0 + MIN_GAIN)
+    waterfall = profile.evidence.waterfall
+    own = [part.speedup for part in waterfall if part.what in (FLOAT8, PRECISION)]
+    pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + MIN_GAIN for part in own)
     return "" if pays else "lower precision brings no gain here; "
 
 

@@ -1,4 +1,5 @@
-"""`autoprec tune --explain`: how large each module's numbers are, and why it stays in float32.
+"""`autoprec tune --explain`: how large each module's numbers are, why it stays in float32, and
+which operators take the time of a step.
 
 Reads what `Tracer.unit_magnitudes` measured; decides nothing. Magnitudes are exponents of two and
 are compared with float16's range: bfloat16 has float32's range, which is never the reason there.
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import DType
+from autoprec.core.measurement import OperatorTime
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
@@ -23,6 +25,10 @@ NEAR_LIMIT_OCTAVES = 2
 
 NOTABLE_UNDERFLOW_SHARE = 1e-3
 """A share of the gradient that underflows is mentioned from here on."""
+
+
+_SLOWEST = 8
+"""Operators that are listed, at most."""
 
 
 def explain_table(units: Sequence[UnitTrace], recipe: Recipe) -> Table:
@@ -45,6 +51,36 @@ def explain_table(units: Sequence[UnitTrace], recipe: Recipe) -> Table:
         )
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
+
+
+def operators_table(operators: Sequence[OperatorTime]) -> Table:
+    """Tabulate the slowest operators of a step, the slowest first."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("operator")
+    table.add_column("share", justify="right")
+    table.add_column("runs in")
+    for each in operators[:_SLOWEST]:
+        dtype = f"{each.dtype or '-'}{' (update)' if each.updates else ''}"
+        row = (each.name, percent(each.share), dtype)
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def in_float32(operators: Sequence[OperatorTime], recipe: Recipe) -> str:
+    """Say what ran in float32 although the policy computes in 16 bits; "" under other policies."""
+    if not recipe.policy.mixed:
+        return ""
+    dtype = recipe.policy.compute_dtype
+    found = [each for each in operators if each.dtype == "float32" and not each.updates]
+    if not found:
+        return f"besides the update, every operator that counts has inputs in {dtype}"
+    named = ", ".join(f"{each.name} {percent(each.share)}" for each in found[:_SLOWEST])
+    whole = percent(sum(each.share for each in found))
+    return (
+        f"{whole} of the step is in operators whose inputs are float32, although {recipe.policy} "
+        f"computes in {dtype}: {named}. Autocast keeps some there to be exact (losses, "
+        "normalisation, exponentials) and casts from there; else look for casts in the model"
+    )
 
 
 def scale_exponent(recipe: Recipe) -> int:

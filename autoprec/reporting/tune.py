@@ -27,7 +27,7 @@ from autoprec.reporting.closing_sentence import (
     communication_line,
     part_lines,
 )
-from autoprec.reporting.explain import explain_table
+from autoprec.reporting.explain import explain_table, in_float32, operators_table
 from autoprec.reporting.flags import with_flags
 from autoprec.reporting.grid import grid_table
 from autoprec.reporting.status_line import StatusLine
@@ -46,6 +46,7 @@ from autoprec.tuning.events import (
     Finished,
     Judged,
     Note,
+    Profiled,
     Stage,
     Started,
     TrialFinished,
@@ -90,6 +91,7 @@ class Terminal:
         self._live: LiveStatus | None = None
         self._status_line = StatusLine(limit)
         self._refused: set[tuple[str, str]] = set()
+        self._profiled: Profiled | None = None
         self._show_speeds = True
         self._weights_in = ""
 
@@ -136,6 +138,8 @@ class Terminal:
                 self._say(f"  {name}: {event.verdict}: {event.reason}", style)
             case Explained():
                 self._console.print(explain_table(event.units, event.recipe))
+            case Profiled():
+                self._profiled = event
             case Note():
                 self._say(
                     f"{'warning: ' if event.warning else ''}{with_flags(event.text)}",
@@ -190,6 +194,11 @@ class Terminal:
         for line in (*part_lines(event.profile), communication_line(event.profile)):
             if line:
                 self._say(line)
+        if self._profiled is not None and self._show_speeds:
+            operators, recipe = self._profiled.operators, self._profiled.recipe
+            self._say(f"slowest operators of a step under {describe_recipe(recipe)}:")
+            self._console.print(operators_table(operators))
+            self._say(in_float32(operators, recipe))
         self._say(f"the profile is in {self._place_for(event.profile, self._output)}")
 
 

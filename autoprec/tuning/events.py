@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Proposal
-from autoprec.core.measurement import TaskFacts
+from autoprec.core.measurement import OperatorTime, TaskFacts
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
@@ -90,6 +90,14 @@ class Explained:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """Which operators take the time of the chosen recipe's step; sent only with `explain` set."""
+
+    recipe: Recipe
+    operators: tuple[OperatorTime, ...]
+
+
+@dataclass(frozen=True)
 class Round:
     """One round of interleaved timing: each finalist's samples a second, 0 where it was dropped."""
 
@@ -125,6 +133,7 @@ Event = (
     | TrialFinished
     | Judged
     | Explained
+    | Profiled
     | Round
     | Note
     | Finished

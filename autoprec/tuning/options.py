@@ -193,8 +193,8 @@ class Options:
         "accept a recipe that trains, but differently from float32"
     )
     explain: bool = _proof(False).says(
-        "show how large each module's numbers are under a 16-bit policy, and which modules stay "
-        "in float32"
+        "show how large each module's numbers are under a 16-bit policy, which modules stay in "
+        "float32, and which operators take the time of the chosen recipe's step"
     )
     float32_modules: Read[str | Iterable[str], tuple[str, ...]] = _proof(
         (),

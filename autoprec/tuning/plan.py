@@ -30,6 +30,7 @@ from autoprec.tuning.search.task_space import (
     build_space,
     misaligned,
     padding_multiples,
+    refusals_for_task,
 )
 from autoprec.workers.handlers import LoadedTask
 
@@ -83,6 +84,8 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
     there = replace(job, target=Target(device, job.target.software, lambda f: f), listener=note)
     proposal = propose(device, job.options.policies)
     space = build_space(there, task, device, proposal)
+    refusals = refusals_for_task(there, task, device, space.policies)
+    proposal = replace(proposal, refusals=(*proposal.refusals, *refusals))
     baseline = int(baseline_point(space)[BATCH])
     estimated = estimate_steps(
         task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})

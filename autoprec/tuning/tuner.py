@@ -18,11 +18,13 @@ from pathlib import Path
 from autoprec.backends.protocol import DeviceMemory
 from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.profile import Profile
+from autoprec.core.recipe import Recipe
+from autoprec.core.recipe_words import name_recipe
 from autoprec.core.speed.trial_results import shortlist
 from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
 from autoprec.tuning.confirmation.search_comparison import overstated
 from autoprec.tuning.confirmation.stage import confirm
-from autoprec.tuning.events import Finished, Note, Stage
+from autoprec.tuning.events import Finished, Note, Profiled, Stage
 from autoprec.tuning.final_study import write_final_study
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task, run_preflight
@@ -45,6 +47,7 @@ from autoprec.tuning.study.places import default_journal
 from autoprec.tuning.study.study import Study, study_name
 from autoprec.tuning.time_limit import SEARCH_SHARE, Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
+from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.prestart import PrestartedRunners
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_digest import task_digest
@@ -81,6 +84,8 @@ def tune(job: TuningJob) -> Profile:
             job = replace(job, surveyed=preflight.task.surveyed)
             runner.settings = job.settings()
             result = _tune_after_preflight(job, study, preflight, runner)
+            if job.options.explain:
+                _profile(job, result.confirmation.choice.recipe, runner)
         profile = build_profile(job, result, digest=digest, seconds=time.monotonic() - began)
         write_final_study(study, result, profile)
         study.remember(RESULT, StoredProfile(profile, repr(job.options.limits())))
@@ -113,6 +118,18 @@ def _tune_after_preflight(
             proof = again
     contention = job.contention_monitor.worst
     return TuningResult(preflight, search, proof, confirmation, contention)
+
+
+def _profile(job: TuningJob, recipe: Recipe, runner: Runner) -> None:
+    """Report which operators take the time of the chosen recipe's step."""
+    job.listener(Stage("profile", f"one update of {name_recipe(recipe)}"))
+    try:
+        operators = runner.call("operator_times", recipe=recipe, seed=job.options.seed)
+    except WorkerFailure as failure:
+        job.listener(Note(f"the operators could not be profiled: {failure.message[:200]}"))
+    else:
+        if operators:
+            job.listener(Profiled(recipe, operators))
 
 
 def _explain_second_search(log_ratio: float) -> str:

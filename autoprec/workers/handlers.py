@@ -18,6 +18,7 @@ from autoprec.backends import registry
 from autoprec.backends.protocol import (
     Backend,
     DeviceMemory,
+    ProfiledSession,
     ProgressCallback,
     RankPlace,
     Session,
@@ -27,7 +28,7 @@ from autoprec.backends.protocol import (
 from autoprec.backends.shared import worker_process
 from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.measurement import Measurement, OperatorTime, TaskFacts
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
@@ -155,6 +156,17 @@ class Service:
             )
         finally:
             self.close(name="trial")
+
+    def operator_times(
+        self, *, recipe: Recipe, seed: int, surveyed: int | None = None
+    ) -> tuple[OperatorTime, ...]:
+        """Profile one update under a recipe; () where the framework has no profiler."""
+        try:
+            self.open(name="profiled", recipe=recipe, seed=seed, surveyed=surveyed)
+            session = self._sessions["profiled"]
+            return session.operator_times() if isinstance(session, ProfiledSession) else ()
+        finally:
+            self.close(name="profiled")
 
     def reference(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import Alignment, Recipe, untuned_loss_scale
+from autoprec.core.recipe import FLOAT8, Alignment, Recipe, untuned_loss_scale
 
 #: At this batch everything is measured; at `Model.batches` the ways that fit a short table.
 Batches = tuple[int, ...]
@@ -21,6 +21,7 @@ Batches = tuple[int, ...]
 class Model:
     """A task of benchmarks/gpu/real/, and what is special about measuring it.
 
+    `float8` says that some of its linear layers are wide enough for it.
     `batches` are for a task without BATCH_SIZE: all ways at the last of them, some at the others.
     `rounded` is the task with a vocabulary of a round number; what padding brings is measured
     beside it, and nothing else.
@@ -30,6 +31,7 @@ class Model:
     title: str
     convolutions: bool = False
     by_hand: bool = False
+    float8: bool = False
     batches: Batches = ()
     rounded: str = ""
 
@@ -47,6 +49,8 @@ class Way:
     def multiplies_in(self, model: Model) -> DType:
         """The dtype whose peak the way is held against: that of most of its products."""
         policy = self.recipe.policy
+        if self.recipe.uses_float8:
+            return DType.FLOAT8
         if policy is Policy.FLOAT32 and model.convolutions and not self.ieee:
             return DType.TF32
         return policy.compute_dtype
@@ -55,7 +59,7 @@ class Way:
 MODELS: Mapping[str, Model] = {
     "gpt2": Model("gpt2", "GPT-2 124M, 1024 tokens", by_hand=True),
     "resnet50": Model("resnet50", "ResNet-50, 224 px", convolutions=True, by_hand=True),
-    "llama_blocks": Model("llama_blocks", "4 blocks of Llama 3 8B, 4096 tokens"),
+    "llama_blocks": Model("llama_blocks", "4 blocks of Llama 3 8B, 4096 tokens", float8=True),
     "bert_512": Model("bert_512", "BERT-base, masked words, 512 tokens"),
     "vit_b16": Model("vit_b16", "ViT-B/16, 224 px"),
     "unet": Model("unet", "U-Net, 64 channels, 256 px", convolutions=True),
@@ -66,7 +70,7 @@ MODELS: Mapping[str, Model] = {
         batches=(32, 64, 128, 256, 512),
     ),
     "bert_128": Model("bert_128", "BERT-base, masked words, 128 tokens"),
-    "mlp8192": Model("mlp8192", "MLP 784-4096-4096-10"),
+    "mlp8192": Model("mlp8192", "MLP 784-4096-4096-10", float8=True),
     "gpt2_rounded": Model("gpt2", "GPT-2 124M, vocabulary rounded", rounded="gpt2_rounded"),
     "mobilenet32": Model("mobilenet32", "MobileNetV2, 32 px", convolutions=True),
 }
@@ -108,12 +112,14 @@ def _eager(model: Model, batch: int) -> Iterator[Way]:
 
 
 def _compiled(model: Model, batch: int) -> Iterator[Way]:
-    """What is compiled: bfloat16, in the layout that suits convolutions, then TF32."""
+    """What is compiled: bfloat16, in the layout that suits convolutions, float8, then TF32."""
     for policy in (Policy.MIXED_BFLOAT16, Policy.TF32):
         recipe = replace(_recipe(policy, batch), compile=True)
         if policy.mixed and model.convolutions:
             recipe = replace(recipe, memory_format="channels_last")
         yield Way(f"{policy.value} compiled", recipe)
+        if policy.mixed and model.float8:
+            yield Way("float8 compiled", replace(recipe, knobs={FLOAT8: True}))
 
 
 def _vocabularies(model: Model, batch: int) -> Iterator[Way]:

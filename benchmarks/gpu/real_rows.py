@@ -18,9 +18,10 @@ import torch
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.matmul_timing import ProductBudget, time_product
+from autoprec.backends.torch.apply.float8_linear import float8_obstacle
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.measure import devices, flops
-from autoprec.backends.torch.measure.matmul_timing import open_device
+from autoprec.backends.torch.measure.matmul_timing import TorchArithmetic, open_device
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import DType
 from autoprec.workers.task_file import load_task
@@ -84,9 +85,13 @@ class Bench:
         return next((row for row in found if row["visit"] == visited), None)
 
     def dtype_of(self, way: Way) -> str:
-        """What most of its products are computed in; float32 where the device has no TF32."""
-        dtype = way.multiplies_in(self.model).value
-        return dtype if dtype in self.peaks else DType.FLOAT32.value
+        """What most of its products are computed in, where the device has that.
+
+        Without TF32 it is float32; float8 is emulated for bfloat16's results in a dry run.
+        """
+        dtype = way.multiplies_in(self.model)
+        without = DType.BFLOAT16 if dtype is DType.FLOAT8 else DType.FLOAT32
+        return (dtype if dtype.value in self.peaks else without).value
 
     @cached_property
     def peaks(self) -> Mapping[str, float]:
@@ -131,6 +136,8 @@ def all_ways(bench: Bench, has_tf32: bool) -> list[Way]:
     *smaller, largest = batches if size is None else (size,)
     found = ways(model, largest, has_tf32)
     found += [way for batch in reversed(smaller) for way in few_ways(model, batch)]
+    if DType.FLOAT8.value not in bench.peaks and not bench.quick:
+        found = [way for way in found if not way.recipe.uses_float8]
     dry = bench.quick and model.task != DRY_COMPILED
     return [way for way in found if not (dry and way.recipe.compile)]
 
@@ -139,6 +146,22 @@ def visits(every: Sequence[Way]) -> Iterator[tuple[Way, int]]:
     """All ways, then all of them the other way round."""
     for visited in range(VISITS):
         yield from ((way, visited) for way in every[:: -1 if visited % 2 else 1])
+
+
+class Float8Arithmetic(TorchArithmetic):
+    """Products of e4m3 with results in bfloat16, which torch.matmul does not have."""
+
+    def prepare(self, dtype: DType, size: int) -> Any:
+        """Make two operands, the second by columns, and a scale of one for both."""
+        whole = (torch.randn(size, size, device=self._device) for _ in range(2))
+        left, right = (each.to(torch.float8_e4m3fn) for each in whole)
+        return left, right.t(), torch.ones((), device=self._device)
+
+    def multiply(self, operands: Any) -> None:
+        """Multiply, and wait for the device."""
+        left, right, scale = operands
+        torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16, use_fast_accum=True)
+        self._wait()
 
 
 def peaks(device: str, quick: bool, has_tf32: bool) -> Iterator[tuple[str, float]]:
@@ -150,6 +173,11 @@ def peaks(device: str, quick: bool, has_tf32: bool) -> Iterator[tuple[str, float
                 product = time_product(arithmetic, dtype, DRY_PEAK if quick else PEAK)
                 if product.gflops:
                     yield dtype.value, product.gflops * 1e9
+        where = devices.resolve_device(device)
+        if where.type != "cpu" and not float8_obstacle(where):
+            product = time_product(Float8Arithmetic(where), DType.FLOAT8, PEAK)
+            if product.gflops:
+                yield DType.FLOAT8.value, product.gflops * 1e9
     clean(devices.resolve_device(device))
 
 

@@ -147,6 +147,7 @@ def _by_profile(
 
     report = precision.report
     changes = {
+        "float8": list(report.float8),
         "padded": [module.path for module in report.padded],
         "skipped": [f"{each.path}: {each.reason}" for each in report.skipped],
     }

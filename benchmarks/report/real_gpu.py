@@ -18,7 +18,7 @@ from benchmarks.search.oracle_rows import words
 Rows = Sequence[Mapping[str, Any]]
 
 NOT_YET = "not measured yet"
-NOT_BUILT = "not built yet"
+NO_FLOAT8 = "layers too narrow"
 #: Behind a number that one of its own checks doubts.
 DOUBTED = " (?)"
 
@@ -80,7 +80,8 @@ def models(found: Mapping[str, Mapping[str, Rows]]) -> Iterator[str]:
                 rows = pieces.get(f"real-{task}", ())
                 title = f"{model.title}{_batch(rows)}"
                 cells = [device, title, _ratio(rows), *(_step(rows, w) for w in COLUMNS.values())]
-                cells += [NOT_BUILT, _share(rows), _chosen(pieces.get(f"tune-{task}", ()))]
+                cells += [_step(rows, ("float8 compiled",)) if model.float8 else NO_FLOAT8]
+                cells += [_share(rows), _chosen(pieces.get(f"tune-{task}", ()))]
                 yield f"| {' | '.join([*cells, PUBLISHED.get(task, '-')])} |"
 
 

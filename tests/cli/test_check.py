@@ -56,6 +56,14 @@ def test_a_profile_of_this_machine_fits(profile: Path, run: Run) -> None:
     assert out == f"{profile} fits: float32 at batch 48\n"
 
 
+def test_what_was_refused_is_told_with_its_reason(profile: Path, run: Run) -> None:
+    refused = {"candidate": "float8", "reason": "float8 is absent on this device"}
+    change(profile, evidence__refusals=[refused])
+    code, out, _ = run(profile)
+    assert code == 0
+    assert out.splitlines()[1:] == ["  float8 refused: float8 is absent on this device"]
+
+
 def test_json_is_json(profile: Path, run: Run) -> None:
     code, out, _ = run(profile, "--json")
     assert code == 0

@@ -44,6 +44,17 @@ def test_it_writes_a_profile_that_loads(write: Write, run: Run, tmp_path: Path) 
     }
 
 
+def test_explain_ends_with_the_slowest_operators_and_those_in_float32(
+    write: Write, run: Run
+) -> None:
+    code, _, err = run(write(), *QUICK, "--explain")
+    assert code == 0
+    told = err[err.index("result: mixed_bfloat16") :]
+    assert "slowest operators of a step under mixed_bfloat16, batch " in told
+    assert re.search(r"simulated::mm +75 % +bfloat16", told)
+    assert "25 % of the step is in operators whose inputs are float32, although mixed_bf" in told
+
+
 def test_a_rehearsal_shows_no_speed_and_marks_its_profile(
     write: Write, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,13 @@ def test_dtypes_have_short_forms_too(text, dtype):
     assert DType.parse(text).value == dtype
 
 
+@pytest.mark.parametrize("name", ["mixed_float8", "fp8"])
+def test_float8_is_no_policy_and_the_message_says_how_to_try_it(name):
+    told = f"policy '{name}' given, but float8 refines mixed_bfloat16 .* Give .* and --compile"
+    with pytest.raises(UsageError, match=told):
+        Policy.parse(name)
+
+
 def test_an_unknown_name_tells_what_was_given_what_is_expected_and_the_nearest():
     with pytest.raises(
         UsageError, match=r"unknown policy 'mixed_float61'.*Did you mean mixed_float16"

@@ -63,7 +63,8 @@ def test_another_policy_brings_its_loss_scale_and_drops_the_islands(recipe, poli
     assert changed.policy is policy
     assert changed.loss_scale == (LossScale() if policy.needs_loss_scale else None)
     assert changed.float32_modules == ()
-    assert (changed.batch_size, changed.knobs) == (recipe.batch_size, recipe.knobs)
+    assert changed.batch_size == recipe.batch_size
+    assert changed.knobs == {name: v for name, v in recipe.knobs.items() if name != "float8"}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,20 @@ def test_cuda_graphs_are_refused_with_accumulation_alone(mode):
         replace(whole, accumulation_steps=4)
     assert replace(whole, accumulation_steps=4, compile=False)
     assert replace(whole, accumulation_steps=4, knobs={"compile_mode": "default"})
+
+
+@pytest.mark.parametrize(
+    ("policy", "compiled"), [("float32", True), ("mixed_float16", True), ("mixed_bfloat16", False)]
+)
+def test_float8_refines_compiled_bfloat16_alone(policy, compiled):
+    refined = Recipe("mixed_bfloat16", compile=True, knobs={"float8": True, "threads": 2})
+    assert refined.uses_float8
+    assert refined.with_policy(Policy.FLOAT32).knobs == {"threads": 2}
+    given = f"knob float8 with policy {policy} and compile {compiled} given, expected policy mixed"
+    with pytest.raises(UsageError, match=f"{given}_bfloat16 and compile True: .* leave float8 out"):
+        replace(refined, policy=Policy(policy), compile=compiled)
+    off = replace(refined, policy=Policy(policy), compile=compiled, knobs={"float8": False})
+    assert not off.uses_float8
 
 
 @pytest.mark.parametrize("name", KNOBS)

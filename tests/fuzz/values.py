@@ -13,8 +13,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from autoprec.core import codec
+from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile, schema_of
-from autoprec.core.recipe import GRAPH_MODES, KNOBS, Recipe
+from autoprec.core.recipe import FLOAT8, GRAPH_MODES, KNOBS, Recipe
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -77,8 +78,15 @@ def dataclasses_of(kind: type) -> st.SearchStrategy[Any]:
         if field.init
     }
     if kind is Recipe:
-        fields["knobs"] = knobs
+        return st.builds(recipe_of, **{**fields, "knobs": knobs})
     return st.builds(kind, **fields)
+
+
+def recipe_of(**given: Any) -> Recipe:
+    """Build a recipe; with float8 it is one of the few that may hold it."""
+    if given["knobs"].get(FLOAT8):
+        given |= {"policy": Policy.MIXED_BFLOAT16, "compile": True}
+    return Recipe(**given)
 
 
 profiles: st.SearchStrategy[Profile] = values_of(Profile).map(

@@ -16,7 +16,7 @@ from processes import MARK, survivors
 
 from autoprec.core.dtypes import Policy
 from autoprec.profiles import load_profile
-from rehearsal import GIB, Gpu
+from rehearsal import GIB, T4, Gpu, Rehearsal
 from rehearsal.jobs import QUICK, TASKS, Job, Tuned, forced
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.release]
@@ -108,6 +108,23 @@ def test_every_kind_of_accelerator_is_probed_tuned_and_applied(tuned: Any, kind:
     )
     assert (policy, skipped) == ("mixed_float16", 0)
     assert losses[-1] < losses[0]
+
+
+def test_float8_is_refused_by_width_and_it_is_said(tuned: Any) -> None:
+    reason = "no linear layer between the first and the last is 2048 or more wide on both"
+    refused = {each.candidate: each.reason for each in tuned("mlp").profile().evidence.refusals}
+    assert refused["float8"].startswith(reason)
+    assert f"refused: float8: {reason}" in tuned("mlp").shown
+    checked = tuned("mlp").machine.autoprec("check", tuned("mlp").path)
+    assert f"  float8 refused: {reason}" in checked.stdout
+
+
+def test_float8_is_refused_by_capability_in_a_plan(tmp_path: Path) -> None:
+    machine = Rehearsal(tmp_path, "cuda", gpus=[T4])
+    plan = machine.autoprec("tune", TASKS / "mlp.py", "--plan", "--device", "cuda")
+    assert plan.returncode == 0, plan.stderr
+    why = "its Tensor Cores begin at compute capability 8.9"
+    assert f"float8 refused: float8 is absent on this device: {why}" in plan.stdout
 
 
 def test_an_island_is_found_under_cudas_rules(tuned: Any) -> None:

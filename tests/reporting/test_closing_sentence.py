@@ -128,6 +128,13 @@ def test_that_precision_brings_nothing_is_said_first(profile: Profile, said: boo
     assert headline(profile).startswith("lower precision brings no gain here; ") is said
 
 
+def test_float8_is_precision_that_may_pay_alone() -> None:
+    recipe = replace(WINNER, policy=Policy.MIXED_BFLOAT16, compile=True, knobs={"float8": True})
+    assert headline(made(recipe, 1.2, float8=1.2, precision=1.0)).startswith("mixed_bfloat16")
+    nothing = made(recipe, 1.2, float8=1.0, precision=1.0, batch=1.2)
+    assert headline(nothing).startswith("lower precision brings no gain here; ")
+
+
 def test_of_float32_no_more_is_said_than_that_nothing_else_was_faster_and_proven() -> None:
     float32 = made(replace(WINNER, policy=Policy.FLOAT32), 3.5, batch=3.2, kept_memory=1.1)
     assert headline(float32).startswith("no lower precision was both faster and proven; float32, ")

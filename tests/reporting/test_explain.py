@@ -6,9 +6,17 @@ import pytest
 from rich.console import Console
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import OperatorTime
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.reporting.explain import explain_table, magnitude_text, scale_exponent, why
+from autoprec.reporting.explain import (
+    explain_table,
+    in_float32,
+    magnitude_text,
+    operators_table,
+    scale_exponent,
+    why,
+)
 
 FLOAT16 = Recipe(
     Policy.MIXED_FLOAT16, 32, float32_modules=("norm",), loss_scale=LossScale(initial=2.0**12)
@@ -33,6 +41,29 @@ def test_each_module_has_a_row_with_its_magnitudes_at_the_loss_scale():
     assert "float16" in root
     assert "25 %" in norm
     assert "float32" in norm
+
+
+OPERATORS = (
+    OperatorTime("aten::mm", "bfloat16", 0.5),
+    OperatorTime("aten::log_softmax", "float32", 0.04),
+    OperatorTime("aten::exp", "float32", 0.02),
+    OperatorTime("aten::addcdiv_", "float32", 0.4, updates=True),
+)
+
+
+def test_operators_in_float32_are_named_but_for_the_update_which_is_always():
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(operators_table(OPERATORS))
+    head, first, *_, last = capture.get().splitlines()
+    assert head.split() == ["operator", "share", "runs", "in"]
+    assert first.split() == ["aten::mm", "50", "%", "bfloat16"]
+    assert last.split() == ["aten::addcdiv_", "40", "%", "float32", "(update)"]
+    told = in_float32(OPERATORS, BFLOAT16)
+    assert told.startswith("6 % of the step is in operators whose inputs are float32, although")
+    assert "bfloat16: aten::log_softmax 4 %, aten::exp 2 %. Autocast keeps" in told
+    assert in_float32(OPERATORS[:1], BFLOAT16).startswith("besides the update, every operator")
+    assert in_float32(OPERATORS, Recipe(Policy.TF32)) == ""
 
 
 def test_an_island_says_why_it_is_one():

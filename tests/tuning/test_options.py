@@ -98,7 +98,7 @@ def test_a_checkpoint_is_kept_as_the_place_of_a_file_that_can_be_read(tmp_path: 
         ({"compile": "yes"}, "`compile` 'yes' given, expected True or False"),
         ({"output": 3}, "`output` 3 given, expected a path; give that, or leave `output` out"),
         ({"storage": 3}, "`storage` 3 given, expected text; give that, or leave `storage` out"),
-        ({"policies": ["fp8"]}, "unknown policy 'fp8': expected one of float32, tf32, mixed_b"),
+        ({"policies": ["int8"]}, "unknown policy 'int8': expected one of float32, tf32, mixed_b"),
         ({"policies": 16}, '`policies` 16 given, expected names such as "bf16", "float32,bf16"'),
         ({"sampler": "gird"}, "given, expected one of cost, tpe, grid, random; did you mean 'gri"),
         ({"sampler": 1}, "`sampler` 1 given, expected one of cost, tpe, grid, random; give that"),

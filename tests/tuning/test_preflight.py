@@ -305,9 +305,13 @@ def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_ref
     assert space([], not_compilable=reason).compile == (False,)
     job = TuningJob(Path("task.py"), cast(Target, None), Options(), lambda event: None)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
-    assert refusals_for_task(job, known) == (Refusal("compiled", reason),)
-    assert refusals_for_task(job, replace(known, framework="torch")) == ()
-    assert refusals_for_task(job, replace(known, not_compilable="")) == ()
+
+    def refused(**changes: str) -> tuple[Refusal, ...]:
+        return refusals_for_task(job, replace(known, **cast(Any, changes)), CPU, ())
+
+    assert refused() == (Refusal("compiled", reason),)
+    assert refused(framework="torch") == ()
+    assert refused(not_compilable="") == ()
 
 
 def test_ranks_divide_the_batch_and_bring_levels_of_their_own() -> None:

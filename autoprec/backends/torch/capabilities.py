@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.backends.protocol import Capabilities
-from autoprec.core.recipe import KEEP_MEMORY
+from autoprec.core.recipe import FLOAT8, KEEP_MEMORY
 
 _SEARCHED_KNOBS = (
     "fused_optimizer",
@@ -11,6 +11,7 @@ _SEARCHED_KNOBS = (
     "threads",
     "implicit_bfloat16",
     "cudnn_benchmark",
+    FLOAT8,
 )
 
 CAPABILITIES = Capabilities(

@@ -254,9 +254,11 @@ def check_calibrated(
 def needs_longest_run(evidence: ProofEvidence, tolerance: Tolerance) -> bool:
     """Return whether what passed at the same weights needs the longest run that a proof may take.
 
-    It does where training had to decide what the single-step test left undecided, and where the
-    loss moves away from float32's between checkpoints (`deviation_grows`).
+    It does where training had to decide what the single-step test left undecided, where the
+    loss moves away from float32's between checkpoints (`deviation_grows`), and in a coarse format.
     """
+    if evidence.coarse:
+        return True
     evidence = above_origin(evidence)
     single = check_first_steps(evidence, tolerance)
     return bool(single.undecided) or deviation_grows(

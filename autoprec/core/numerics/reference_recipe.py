@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
+from autoprec.core.recipe import FLOAT8, KEEP_MEMORY, KnobValue, Recipe
 from autoprec.core.recipe_words import describe_setting
 
 _IMPLICIT = "implicit_bfloat16"
@@ -21,6 +21,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     "steps_per_execution": "one call repeats the same step",
     "compile_mode": "it says how `compile` compiles",
     _IMPLICIT: "it rounds, so that nothing exact can be asked of it",
+    FLOAT8: "it rounds, and float32 cannot be refined by it",
 }
 """Knobs that are no settings of their own, and why."""
 

@@ -71,7 +71,8 @@ class ProofEvidence:
     float32 run after its first steps, with `late_noise`, and `long_runs` the runs of that length.
     All losses count from `loss_origin`: 0 as they were recorded. `start` names the weights that
     training began with, where they were trained already, and `ranks` what trained
-    together, where several did. `candidate_run` is the candidate's own run, which may be longer
+    together, where several did. `coarse` names a format of so few bits that short trainings show
+    gross failures only. `candidate_run` is the candidate's own run, which may be longer
     than float32's. `max_steps` might have been made. `stalled` says that the machine stalled before
     the proof was done.
     """
@@ -88,6 +89,7 @@ class ProofEvidence:
     max_steps: int = 0
     start: str = ""
     ranks: str = ""
+    coarse: str = ""
     candidate_run: Trajectory | None = None
     stalled: bool = False
     seconds: float = 0.0

@@ -45,6 +45,11 @@ def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence, lo
         told += f"; {numbers.caveat}"
     if numbers.buffers:
         told += f"; {numbers.buffers}"
+    if evidence.coarse:
+        told += (
+            f"; in {evidence.coarse}, {numbers.steps} steps show gross failures only: compare a "
+            "longer training by its metric"
+        )
     if evidence.ranks:
         told += f"; proven at {evidence.ranks}"
     if numbers.not_covered:

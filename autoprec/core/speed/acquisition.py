@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.recipe import KEEP_MEMORY
+from autoprec.core.recipe import FLOAT8, KEEP_MEMORY
 from autoprec.core.speed.communication import communication_may_pay
 from autoprec.core.speed.cost_model import (
     MAJOR_FACTORS,
@@ -97,6 +97,7 @@ def next_point(
         if point_key(point) not in tried
         and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
         and communication_may_pay(point, baseline, history)
+        and (not point.get(FLOAT8) or _is_refined(point, history))
         and is_within_reach(point, history)
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
@@ -257,6 +258,12 @@ def _is_between_measured(point: Point, good: Sequence[Outcome]) -> bool:
     """Return whether smaller and larger batches than this ran with the same kernels."""
     ran = _sizes_run(point, good)
     return min(ran, default=0) < int(point[BATCH]) < max(ran, default=0)
+
+
+def _is_refined(point: Point, history: Sequence[Outcome]) -> bool:
+    """Return whether what float8 refines at a point has run, at any batch."""
+    coarse = {**point, FLOAT8: False}
+    return any(outcome.rate > 0 and same_arm(outcome.point, coarse) for outcome in history)
 
 
 def _most_promising(

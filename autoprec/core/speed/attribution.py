@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import times
-from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.recipe import FLOAT8, KEEP_MEMORY, Recipe
 from autoprec.core.recipe_words import describe_recipe, describe_setting
 from autoprec.core.speed.noise import Ratio, paired_ratio
 
@@ -44,7 +44,9 @@ def switch_off_in_turn(recipe: Recipe, plain: Recipe) -> tuple[Ablation, ...]:
     memory = {KEEP_MEMORY: True} if recipe.keeps_memory else {}
     float32 = recipe.with_policy(Policy.FLOAT32)
     settled = replace(float32, distributed=plain.distributed)
+    bfloat16 = {name: value for name, value in recipe.knobs.items() if name != FLOAT8}
     steps = (
+        (FLOAT8, replace(recipe, knobs=bfloat16)),
         (PRECISION, float32),
         (REDUCTION, settled),
         *_without_settings(settled, baseline_at_batch_of(recipe, plain)),

@@ -35,11 +35,12 @@ _FACTOR_SCALES: Mapping[str, tuple[float, float]] = {
     "alignment": (0.15, 0.05),
     "keep_memory": (0.35, 0.10),
     "reduce_dtype": (0.25, 0.10),
+    "float8": (0.20, 0.10),
 }
 _DEFAULT_SCALE = (0.08, 0.03)
 
 #: Factors that can decide a search by themselves.
-MAJOR_FACTORS = ("policy", "memory_format", "compile", "reduce_dtype")
+MAJOR_FACTORS = ("policy", "memory_format", "compile", "reduce_dtype", "float8")
 _COMMON_DRIFT = 0.12
 _DRIFT_OCTAVES = 4.0
 _POLICY_COMPILE_SCALE = (0.15, 0.15)

@@ -16,10 +16,12 @@ from typing import Any
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import (
+    FLOAT8,
     Alignment,
     Distributed,
     KnobValue,
     Recipe,
+    may_use_float8,
     untuned_loss_scale,
 )
 from autoprec.errors import UsageError
@@ -101,12 +103,13 @@ class Space:
         }
 
     def points(self) -> list[Point]:
-        """Return every point of the space, in a fixed order."""
+        """Return every point of the space, in a fixed order; none with float8 in another policy."""
         levels = self.levels()
-        return [dict(zip(levels, values, strict=True)) for values in product(*levels.values())]
+        every = (dict(zip(levels, values, strict=True)) for values in product(*levels.values()))
+        return [point for point in every if not point.get(FLOAT8) or _may_use_float8(point)]
 
     def recipe(self, point: Point) -> Recipe:
-        """Return the recipe a point stands for."""
+        """Return the recipe a point stands for: without float8 where none may have it."""
         policy = Policy(str(point["policy"]))
         batch = int(point[BATCH])
         return Recipe(
@@ -120,7 +123,11 @@ class Space:
             else "contiguous",
             compile=bool(point["compile"]),
             alignment=self._paddings[int(point.get(ALIGNMENT, self.alignments[0].multiple))],
-            knobs={name: point[name] for name in self.knobs if point[name] != self.knobs[name][0]},
+            knobs={
+                name: point[name]
+                for name, levels in self.knobs.items()
+                if point[name] != levels[0] and (name != FLOAT8 or _may_use_float8(point))
+            },
             distributed=self._distributed(point, policy),
         )
 
@@ -155,6 +162,10 @@ class Space:
             **{name: recipe.knobs.get(name, levels[0]) for name, levels in self.knobs.items()},
             BATCH: recipe.batch_size,
         }
+
+
+def _may_use_float8(point: Point) -> bool:
+    return may_use_float8(Policy(str(point["policy"])), bool(point["compile"]))
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Proposal
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
-from autoprec.core.number_words import about_times, milliseconds
+from autoprec.core.number_words import about_times, milliseconds, percent
 from autoprec.core.speed.space import Space
 
 #: Launching a kernel takes a GPU's driver some 4 microseconds from a bare loop, and a framework
@@ -35,6 +35,14 @@ COMMON_MEMORY_GIB = (8, 16, 24, 32, 48, 80)
 SMALL_GAIN = 1.3
 NO_GAIN = 1.05
 _CLEARLY_SMALLER_RATIO = 0.95
+
+#: What convolutions in float32 reach of the peak where a library has good kernels: 68 to 70 % on
+#: the V100, Titan XP and Quadro M2200 of an article on mixed precision in R (2020), whose net is
+#: benchmarks/gpu/real/imagenette.py; it gained 1.1x at most.
+USUAL_PEAK_SHARE = 0.68
+
+#: A bound this many times smaller is due to matrix units, not to smaller activations.
+_WIDE_RATIO = 2.5
 
 #: Of a backward kernel's operands (an output kept, its gradient, the input's gradient) the share
 #: that is not among what the forward pass keeps.
@@ -219,15 +227,41 @@ def explain_expectation(
     gains = [each for each in estimated if each.policy is not Policy.FLOAT32]
     if not gains:
         return (f"how much cannot be said without measuring: {_what_is_missing(peaks, task)}",)
-    return tuple(
-        _expect_at_batch(batch, [each for each in estimated if each.batch == batch], task)
-        for batch in sorted({each.batch for each in gains})
+    batches = sorted({each.batch for each in gains})
+    at = {batch: [each for each in estimated if each.batch == batch] for batch in batches}
+    said = [_expect_at_batch(batch, found, task) for batch, found in at.items()]
+    if task.convolutions and peaks.fact(DType.TF32).support is not Support.NATIVE:
+        said += filter(None, [_expect_without_kernels(at[batches[-1]])])
+    return tuple(said)
+
+
+def _best(estimated: Sequence[Estimate]) -> Estimate:
+    return max(estimated, key=lambda each: (each.likely, each.at_most))
+
+
+def _expect_without_kernels(estimated: Sequence[Estimate]) -> str:
+    """Say how a step shows that its convolutions do not reach the 16-bit units; "" if none may.
+
+    Libraries have no kernel of those units for some convolutions, which then run at float32's rate.
+    Where float32's convolutions are TF32, they use such units themselves.
+    """
+    base, best = estimated[0], _best(estimated)
+    if base.bound != "arithmetic" or not best.policy.mixed or best.at_most < _WIDE_RATIO:
+        return ""
+    seconds = base.arithmetic_seconds / USUAL_PEAK_SHARE
+    dtype, share = best.policy.compute_dtype, best.arithmetic_seconds / seconds
+    return (
+        f"batch {base.batch}: if a step in {best.policy} takes as long as in float32, the library "
+        f"has no kernels of {dtype}'s matrix units for these convolutions, as for some strides, "
+        f"large filters and few channels: at {milliseconds(seconds)}, products at "
+        f"{percent(USUAL_PEAK_SHARE)} of float32's peak are at {percent(share)} of {dtype}'s. "
+        "`tune --explain` names the slowest operators"
     )
 
 
 def _expect_at_batch(batch: int, estimated: Sequence[Estimate], task: TaskFacts) -> str:
     """Say what may be expected at one batch; `estimated` begins with float32's."""
-    base, best = estimated[0], max(estimated, key=lambda each: (each.likely, each.at_most))
+    base, best = estimated[0], _best(estimated)
     kernels = sum(kernel.count for kernel in task.kernels)
     why = f"float32 takes at least {milliseconds(base.least_seconds)}, "
     if base.bound == "launches":

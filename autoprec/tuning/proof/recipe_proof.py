@@ -18,6 +18,7 @@ from functools import partial
 
 from autoprec.backends.protocol import Tracer
 from autoprec.backends.shared.raising_modules import modules_raised_in
+from autoprec.core.dtypes import DType
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
@@ -124,6 +125,7 @@ class Proof:
             max_steps=self._max_steps(recipe),
             start=self._start,
             ranks=_describe_ranks(recipe),
+            coarse=DType.FLOAT8.value if recipe.uses_float8 else "",
         )
         self._recorder.deadline = min(started + STALL_FACTOR * self._budget_seconds, self._until)
         try:
@@ -348,7 +350,10 @@ class Proof:
 
 
 def _roundoff(recipe: Recipe) -> float:
-    """Return the unit roundoff of the coarsest format that a step rounds to."""
+    """Return the unit roundoff of the coarsest format that a step rounds to.
+
+    Float8 does not count: it is allowed no more than the bfloat16 that it refines.
+    """
     dtypes = [recipe.policy.compute_dtype]
     if recipe.distributed is not None:
         dtypes.append(recipe.distributed.reduce_dtype)

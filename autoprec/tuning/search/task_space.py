@@ -14,12 +14,14 @@ from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.numerics.islands import resolve_patterns
 from autoprec.core.recipe import (
     COMPILE_MODE,
+    FLOAT8,
     GRAPH_MODES,
     KEEP_MEMORY,
     Alignment,
     Distributed,
     KnobValue,
 )
+from autoprec.core.speed.float8 import float8_objections, is_told_of
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.speed.space import (
     BATCH,
@@ -73,6 +75,8 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
     extras = dict(plausible_knobs(facts, task, searched))
     if patterns:
         extras.pop(_ROUNDING_KNOB, None)
+    if FLOAT8 in searched and not _against_float8(job, task, facts, policies):
+        extras[FLOAT8] = (False, True)
     sizes = _batch_sizes(job, task)
     return Space(
         policies=tuple(policies),
@@ -80,7 +84,7 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
         compile=(False, True) if _may_compile(job, task) else (False,),
-        knobs={**extras, **_requested_knobs(job, task, sizes)},
+        knobs={**extras, **_requested_knobs(job, task, facts, policies, sizes)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=_alignments(job, task, padding_multiples(job, facts, policies)),
         distributed=_distributed(job),
@@ -111,18 +115,27 @@ def rank_levels(options: Options) -> dict[str, tuple[KnobValue, ...]]:
 
 
 def _requested_knobs(
-    job: TuningJob, task: TaskFacts, sizes: Sequence[int]
+    job: TuningJob,
+    task: TaskFacts,
+    facts: DeviceFacts,
+    policies: Sequence[Policy],
+    sizes: Sequence[int],
 ) -> dict[str, tuple[KnobValue, ...]]:
     """Return the requested knobs, without what has no effect here or no recipe may hold."""
     whole = task.batch_size and batch_of_rank(task.batch_size, job.options.nproc)
     splits = whole is not None and any(size != whole for size in sizes)
     known = registry.capabilities(task.framework).knobs
-    found = {}
+    found: dict[str, tuple[KnobValue, ...]] = {}
     for name, levels in job.options.knobs.items():
         if name not in known:
             job.listener(Note(f"knob {name} does not apply to {task.framework} and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
             job.listener(Note(f"knob {name} needs glibc's malloc on a CPU and is left out"))
+        elif name == FLOAT8:
+            against = _against_float8(job, task, facts, policies)
+            found[name] = (False, True) if True in levels and not against else ()
+            if against and not is_told_of(facts):
+                job.listener(Note(f"knob {name} is left out: {against}"))
         elif name == _ROUNDING_KNOB and job.options.float32_modules:
             job.listener(
                 Note(
@@ -158,11 +171,32 @@ def _tries_compilation(job: TuningJob, task: TaskFacts) -> bool:
     return job.options.compile or registry.capabilities(task.framework).cheap_compilation
 
 
-def refusals_for_task(job: TuningJob, task: TaskFacts) -> tuple[Refusal, ...]:
-    """Return what the task itself rules out, besides policies."""
+def refusals_for_task(
+    job: TuningJob, task: TaskFacts, facts: DeviceFacts, policies: Sequence[Policy]
+) -> tuple[Refusal, ...]:
+    """Return what is ruled out by the task, and for it on this device, besides policies."""
+    found = []
     if _tries_compilation(job, task) and task.not_compilable:
-        return (Refusal("compiled", task.not_compilable),)
-    return ()
+        found.append(Refusal("compiled", task.not_compilable))
+    if FLOAT8 in registry.capabilities(task.framework).knobs and is_told_of(facts):
+        against = _against_float8(job, task, facts, policies)
+        found += [Refusal(FLOAT8, against)] * bool(against)
+    return tuple(found)
+
+
+def _against_float8(
+    job: TuningJob, task: TaskFacts, facts: DeviceFacts, policies: Sequence[Policy]
+) -> str:
+    """Say why float8 is not tried; "" where it is."""
+    options = job.options
+    objections = float8_objections(
+        facts,
+        task,
+        policies,
+        compiled=_may_compile(job, task),
+        sharded=options.nproc > 1 and options.engine == "fsdp2",
+    )
+    return "; ".join(objections)
 
 
 def padding_multiples(

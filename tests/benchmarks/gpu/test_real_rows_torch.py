@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from autoprec.backends.shared.matmul_timing import ProductBudget, time_product
+from autoprec.backends.torch.apply.float8_linear import float8_layers
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.core.dtypes import DType, Policy
 from benchmarks.checkout import ROOT
 from benchmarks.gpu import evidence, piece_files, real_rows
 from benchmarks.gpu.real_models import MODELS, ways
 from benchmarks.gpu.real_steps import Seen
-from tests.benchmarks.gpu.real_tasks import NAMES, forgotten
+from tests.benchmarks.gpu.real_tasks import NAMES, forgotten, loaded
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +53,7 @@ def test_every_way_is_visited_twice_in_mirrored_order_and_what_is_there_is_kept(
     rows, failed = dry_rows("mlp8192", [])
     assert failed == ""
     found = ["float32", "float32 IEEE", "mixed_bfloat16", "mixed_float16"]
-    found += ["mixed_bfloat16 compiled"]
+    found += ["mixed_bfloat16 compiled", "float8 compiled"]
     assert names(rows) == [*((w, 0) for w in found), *((w, 1) for w in reversed(found))]
     for row in rows[1:]:
         assert row["step_seconds"] > 0
@@ -125,6 +128,37 @@ def test_the_float32s_differ_in_what_convolutions_compute_in(monkeypatch: Any) -
     assert (dtypes["float32"], dtypes["float32 IEEE"]) == (DType.TF32, DType.FLOAT32)
     gpt2 = MODELS["gpt2"]
     assert ways(gpt2, 2, has_tf32=True)[0].multiplies_in(gpt2) is DType.FLOAT32
+
+
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if not model.rounded])
+def test_float8_is_measured_where_the_model_has_layers_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REAL_TASK_SIZE")
+    with loaded(MODELS[name].task) as task, torch.device("meta"):
+        layers = float8_layers(task.build_model())
+    assert bool(layers) == MODELS[name].float8
+    found = {way.name: way for way in ways(MODELS[name], 8, has_tf32=True)}
+    assert ("float8 compiled" in found) == bool(layers)
+    for way in (found["float8 compiled"],) if layers else ():
+        assert way.recipe.uses_float8
+        assert way.multiplies_in(MODELS[name]) is DType.FLOAT8
+
+
+def test_on_a_device_without_float8_nothing_is_called_so() -> None:
+    rows: list[Row] = [{"peaks": {"bfloat16": 1.0}}]
+    bench = real_rows.Bench(MODELS["mlp8192"], "cpu", False, rows)
+    with forgotten():
+        assert "float8 compiled" not in {w.name for w in real_rows.all_ways(bench, True)}
+        rows[0]["peaks"]["float8"] = 2.0
+        assert "float8 compiled" in {w.name for w in real_rows.all_ways(bench, True)}
+
+
+def test_float8_products_are_timed_as_others_are() -> None:
+    arithmetic = real_rows.Float8Arithmetic(torch.device("cpu"))
+    product = time_product(arithmetic, DType.FLOAT8, ProductBudget(1e-9, 1e-9))
+    assert product.failure == ""
+    assert (product.gflops or 0) > 0
 
 
 def test_every_task_has_a_piece_and_compiled_ways_come_last() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.speed.acquisition import Next, next_point
-from autoprec.core.speed.space import BATCH, powers_of_two
+from autoprec.core.speed.space import BATCH, Space, powers_of_two
 from autoprec.core.speed.stopping import Limits, Stop
 from tests.core.speed.machines import (
     BASELINE,
@@ -168,3 +168,27 @@ def test_recipes_of_less_than_a_sample_per_second_are_searched_alike():
     usual, stop = search(Machine())
     assert [o.point for o in history] == [o.point for o in usual]
     assert decision == stop
+
+
+@pytest.mark.parametrize("gain", [1.2, 0.9])
+def test_float8_is_tried_once_compiled_bfloat16_is_the_fastest(gain):
+    policies, sizes = (Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 64)
+    knobs = {"float8": (False, True)}
+    space = Space(policies, sizes, compile=(False, True), knobs=knobs)
+    baseline, history = at(float8=False), []
+
+    def rate(point):
+        speed = 2.0 if point["policy"] == "mixed_bfloat16" else 1.0
+        speed *= 1.4 if point["compile"] else 1.0
+        return (
+            1000 * speed * (gain if point["float8"] else 1.0) * point[BATCH] / (point[BATCH] + 32)
+        )
+
+    while isinstance(decision := next_point(space, baseline, history, Limits()), Next):
+        history.append(measured(decision.point, rate(decision.point)))
+    tried = [outcome.point for outcome in history]
+    assert any(point["float8"] for point in tried)
+    assert len(history) < len(space.points())
+    assert max(history, key=lambda outcome: outcome.rate).point["float8"] is (gain > 1.0)
+    first = next(i for i, point in enumerate(tried) if point["float8"])
+    assert any(p["compile"] and p["policy"] == "mixed_bfloat16" for p in tried[:first])

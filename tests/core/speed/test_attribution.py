@@ -40,6 +40,12 @@ FULL = Recipe(
 )
 
 
+def test_what_float8_brings_stands_beside_what_its_policy_brings() -> None:
+    refined = Recipe(Policy.MIXED_BFLOAT16, 32, compile=True, knobs={"float8": True, "threads": 2})
+    names = [step.what for step in switch_off_in_turn(refined, PLAIN)]
+    assert names == ["float8", "precision", "threads=2", "compiled"]
+
+
 @given(recipes)
 def test_it_ends_at_the_baseline_and_no_step_changes_nothing(recipe: Recipe) -> None:
     steps = switch_off_in_turn(recipe, PLAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -216,14 +217,28 @@ def test_what_is_no_batch_size_is_refused(text):
 @given(knobs)
 def test_knobs_of_a_point_are_what_a_recipe_may_hold(values):
     """The first level is the default, which a recipe leaves out; any other stands in it."""
-    space = Space((Policy.FLOAT32,), (8,), knobs={name: (None, v) for name, v in values.items()})
+    held = {"policy": Policy.MIXED_BFLOAT16, "compile": True}  # what any knob may stand beside
+    levels = {name: (None, v) for name, v in values.items()}
+    space = Space((held["policy"],), (8,), compile=(True,), knobs=levels)
     points = space.points()
     assert len(points) == 2 ** len(values)
-    assert space.recipe(points[0]) == Recipe(batch_size=8)
+    assert space.recipe(points[0]) == Recipe(batch_size=8, **held)
     recipe = space.recipe(points[-1])
-    assert recipe == Recipe(batch_size=8, knobs=values)
+    assert recipe == Recipe(batch_size=8, knobs=values, **held)
     assert {name: points[-1][name] for name in values} == values
     assert from_plain(Recipe, to_plain(recipe)) == recipe
+
+
+def test_float8_is_tried_in_compiled_bfloat16_alone():
+    policies = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
+    space = Space(policies, (8,), compile=(False, True), knobs={"float8": (False, True)})
+    recipes = [space.recipe(point) for point in space.points()]
+    assert len({recipe.key() for recipe in recipes}) == len(recipes) == 5
+    (refined,) = (recipe for recipe in recipes if recipe.uses_float8)
+    assert (refined.policy, refined.compile) == (Policy.MIXED_BFLOAT16, True)
+    assert space.recipe(space.point(refined)) == refined
+    proposed = {**space.point(refined), "compile": False}  # a sampler may propose it
+    assert space.recipe(proposed) == replace(refined, compile=False, knobs={})
 
 
 def test_points_are_told_apart_by_their_values_alone():

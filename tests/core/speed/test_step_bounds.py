@@ -112,6 +112,23 @@ def test_a_step_bound_by_products_may_gain_and_what_bounds_it_then_is_said() -> 
     assert said.endswith("faster, it would be bound by memory")
 
 
+def test_how_missing_kernels_for_convolutions_would_show_is_said_once() -> None:
+    known = task(PRODUCT, convolutions=True)
+    estimated = estimate_steps(known, gpu(), POLICIES, [1, 10])
+    *_, told = explain_expectation(estimated, gpu(), known, POLICIES)
+    # 1e11 operations: 10 ms at float32's peak, 1 ms at float16's, and 14.7 ms at 68 % of float32's
+    assert told.startswith("batch 10: if a step in mixed_float16 takes as long as in float32, ")
+    assert "at 15 ms, products at 68 % of float32's peak are at 6.8 % of float16's" in told
+    for others, facts in (
+        (task(PRODUCT), gpu()),
+        (task(SUM, convolutions=True), gpu()),
+        (known, gpu(dtypes={**gpu().dtypes, DType.FLOAT16: DTypeFact(peak_dense_tflops=20.0)})),
+        (known, gpu(dtypes={**gpu().dtypes, DType.TF32: DTypeFact(Support.NATIVE)})),
+    ):
+        estimated = estimate_steps(others, facts, POLICIES, [1, 10])
+        assert len(explain_expectation(estimated, facts, others, POLICIES)) == 2
+
+
 def test_where_peaks_or_kernels_are_not_known_nothing_is_estimated() -> None:
     blind = gpu(memory_bandwidth_gbps=None)
     assert estimate_steps(task(SUM), blind, POLICIES, [1]) == ()

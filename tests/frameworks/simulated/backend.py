@@ -26,7 +26,7 @@ from autoprec.backends.protocol import (
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Dimension, Measurement, TaskFacts, Unit
+from autoprec.core.measurement import Dimension, Measurement, OperatorTime, TaskFacts, Unit
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.reference_recipe import settings_in_float32
 from autoprec.core.numerics.traces import (
@@ -167,6 +167,11 @@ class SimulatedSession:
             os._exit(7)
         if model.hang_at_batch is not None and batch >= model.hang_at_batch:
             time.sleep(3600)
+
+    def operator_times(self) -> tuple[OperatorTime, ...]:
+        """See `ProfiledSession.operator_times`."""
+        own = self._recipe.policy.compute_dtype.value
+        return OperatorTime("simulated::mm", own, 0.75), OperatorTime("log", "float32", 0.25)
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """See `Session.time_steps`."""

@@ -29,12 +29,14 @@ class ChangeReport:
 
     `islands` are the modules whose own code runs in float32 because the recipe says so, `outputs`
     those that do because they end the model (last activation, loss); the root's path is "".
-    `globals_set` are the settings of the whole process that were written.
+    `float8` are the layers that multiply in float8, `globals_set` the settings of the whole process
+    that were written.
     """
 
     islands: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     padded: tuple[PaddedModule, ...] = ()
+    float8: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     warnings: tuple[str, ...] = ()
     memory_format: str = "contiguous"

@@ -1,9 +1,9 @@
 """Applying a recipe to a model in place, and undoing it.
 
-What changes: the `forward` of some modules (islands, padding, outputs; see `forward_wrappers`), the
-strides of 4-d parameters, the compiled call, `fused` in the optimizers' groups. What never changes:
-the Parameter objects, their names, shapes and values, `state_dict`, and the optimizers' state. So a
-checkpoint from before loads after, and the other way round.
+What changes: the `forward` of some modules (islands, padding, float8, outputs; see
+`forward_wrappers`), the strides of 4-d parameters, the compiled call, `fused` in the optimizers'
+groups. What never changes: the Parameter objects, their names, shapes and values, `state_dict`, and
+the optimizers' state. So a checkpoint from before loads after, and the other way round.
 
 Undoing needs no record of the wrappers, which are found on the modules; compilation and the
 optimizers' settings are kept in a weak mapping by model, and are lost in a copy of it as torch's
@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.change_report import ChangeReport, Skipped
+from autoprec.backends.torch.apply.float8_linear import use_float8
 from autoprec.backends.torch.apply.float32_distributions import (
     build_in_float32,
     release_constructors,
@@ -84,6 +85,10 @@ def operate(
     padded, skipped = pad_modules(root, recipe.alignment)
     ends = find_output_layers(root) if dtype is not None else ()
     islands = tuple(dict.fromkeys(recipe.float32_modules))
+    float8: tuple[str, ...] = ()
+    if recipe.uses_float8:
+        float8, narrow = use_float8(root, (*islands, *ends), torch.device(device))
+        skipped += narrow
     if dtype is not None:
         leave_fast_path(root, device_type)
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
@@ -118,6 +123,7 @@ def operate(
         islands=islands if dtype is not None else (),
         outputs=tuple(path for path in ends if path not in islands),
         padded=padded,
+        float8=float8,
         skipped=skipped,
         warnings=_warnings(root),
         memory_format=recipe.memory_format,

@@ -29,13 +29,17 @@ def padding_obstacle(model: nn.Module, path: str, multiple: int) -> str:
     module = dict(model.named_modules(remove_duplicate=False)).get(path)
     if module is None:
         return "this model has no module of that name"
-    for check in _PADDING_CHECKS:
-        reason = check(model, path, module)
-        if reason:
-            return reason
+    reason = wrapping_obstacle(model, path, module)
+    if reason:
+        return reason
     if all(size % multiple == 0 for _, size in paddable_sizes(module)):
         return f"every dimension is a multiple of {multiple} already"
     return ""
+
+
+def wrapping_obstacle(model: nn.Module, path: str, module: nn.Module) -> str:
+    """Return the first reason why nothing may compute in a module's stead; "" if there is none."""
+    return next(filter(None, (check(model, path, module) for check in _CHECKS)), "")
 
 
 def paddable_sizes(module: nn.Module) -> tuple[tuple[str, int], ...]:
@@ -119,7 +123,7 @@ def _source(module: nn.Module) -> str:
         return ""
 
 
-_PADDING_CHECKS: tuple[Callable[[nn.Module, str, nn.Module], str], ...] = (
+_CHECKS: tuple[Callable[[nn.Module, str, nn.Module], str], ...] = (
     _kind,
     _weights,
     _geometry,

@@ -18,6 +18,7 @@ from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.batch_splits import COMPARED_BATCHES
 from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
+from autoprec.backends.torch.apply.float8_linear import float8_layers
 from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
@@ -118,6 +119,7 @@ def describe(
         optimizer_share=share,
         threads=torch.get_num_threads(),
         keepable_memory=device_type == "cpu" and can_keep_freed_memory(),
+        float8_layers=float8_layers(model),
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
         units=tuple(_units(model, counted)),

@@ -35,6 +35,7 @@ from autoprec.backends.torch.distributed.communication import join
 from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.measure import devices
 from autoprec.backends.torch.measure.exposed_communication import CastOnly, exposed_communication
+from autoprec.backends.torch.measure.operator_times import operator_times
 from autoprec.backends.torch.train.batch_dimension import find_samples
 from autoprec.backends.torch.train.batch_views import size_in_bytes, survey
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout
@@ -46,7 +47,7 @@ from autoprec.backends.torch.train.task_runner import (
     materialize,
     move,
 )
-from autoprec.core.measurement import Measurement
+from autoprec.core.measurement import Measurement, OperatorTime
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.timing_budget import TimingBudget
@@ -142,10 +143,18 @@ class TorchSession:
 
     def _step(self) -> None:
         """Run one optimizer update with all its micro-batches."""
+        self._compute()
+        self._update()
+
+    def _compute(self) -> None:
+        """Run the forward and backward passes of all micro-batches."""
         for _ in range(self._recipe.accumulation_steps):
             loss = compute_loss(self._task, self._model, next(self._cycle), self._precision)
             self._precision.backward(loss)
             self._finite &= torch.isfinite(loss.detach())
+
+    def _update(self) -> None:
+        """Clip and update."""
         if self._task.clip_grad_norm is not None:
             self._precision.clip_grad_norm_(self._task.clip_grad_norm)
         self._precision.step()
@@ -179,6 +188,10 @@ class TorchSession:
             first_updates=self._first_updates,
         )
         return replace(measured, exposed_communication=self._exposed)
+
+    def operator_times(self) -> tuple[OperatorTime, ...]:
+        """See `ProfiledSession.operator_times`."""
+        return operator_times(self._compute, self._update, self._device)
 
     def _samples(self) -> float:
         """Return the samples of a micro-batch, on all ranks together."""
