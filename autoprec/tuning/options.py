@@ -149,7 +149,7 @@ class Options:
         expected=_KNOBS,
         new="study",
     ).says(
-        "values to try for another knob, its default first, such as threads=2,1 (an unknown name "
+        "values to try for another knob besides its default, such as threads=2,1 (an unknown name "
         "lists all knobs)"
     )
     extras: bool = _search(True, new="study").says(

@@ -156,7 +156,7 @@ def test_modes_that_replay_cuda_graphs_are_not_tried_where_a_batch_may_be_split(
     at_once = replace(asked, batch_sizes=(32,))
     assert built(at_once, batch_size=32)[0].knobs == {"compile_mode": modes}
     found, said = built(asked, batch_size=32)
-    assert found.knobs == {"compile_mode": ("default",)}
+    assert found.knobs == {}
     assert said == [
         "knob compile_mode: reduce-overhead and max-autotune left out, for a split batch's "
         "gradients do not survive the CUDA graphs of that mode; --batch-sizes 32 splits none"
@@ -171,7 +171,30 @@ def test_further_knobs_are_tried_unless_they_are_off_and_levels_asked_for_come_f
     assert set(built(None, CPU, **slow)[0].knobs) == {"fused_optimizer", "keep_memory"}
     assert built(Options(extras=False), CPU, **slow)[0].knobs == {}
     asked = Options(knobs={"fused_optimizer": (True,)})
-    assert built(asked, CPU, **slow)[0].knobs["fused_optimizer"] == (True,)
+    assert built(asked, CPU, **slow)[0].knobs["fused_optimizer"] == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "levels"),
+    [
+        ({"threads": (1,)}, (2, 1)),
+        ({"threads": (1, 2)}, (2, 1)),
+        ({"cudnn_benchmark": (True,)}, (False, True)),
+        ({"compile_mode": ("reduce-overhead",)}, ("default", "reduce-overhead")),
+    ],
+)
+def test_what_is_asked_for_is_compared_with_the_default(
+    asked: dict[str, Any], levels: tuple[Any, ...]
+) -> None:
+    """A single value was its own default: nothing tried it and nothing said so."""
+    found, _ = built(Options(knobs=asked, extras=False, compile=True), threads=2)
+    assert found.knobs == dict.fromkeys(asked, levels)
+
+
+def test_a_knob_with_nothing_to_compare_is_told() -> None:
+    found, said = built(Options(knobs={"threads": (2,)}, extras=False), threads=2)
+    assert found.knobs == {}
+    assert any("knob threads: nothing to compare 2 with" in text for text in said)
 
 
 def test_what_is_no_plain_float32_is_warned_of() -> None:

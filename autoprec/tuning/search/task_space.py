@@ -126,14 +126,15 @@ def _requested_knobs(
     splits = whole is not None and any(size != whole for size in sizes)
     known = registry.capabilities(task.framework).knobs
     found: dict[str, tuple[KnobValue, ...]] = {}
-    for name, levels in job.options.knobs.items():
+    for name, values in job.options.knobs.items():
+        levels = _after_default(name, values, task)
         if name not in known:
             job.listener(Note(f"knob {name} does not apply to {task.framework} and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
             job.listener(Note(f"knob {name} needs glibc's malloc on a CPU and is left out"))
         elif name == FLOAT8:
             against = _against_float8(job, task, facts, policies)
-            found[name] = (False, True) if True in levels and not against else ()
+            found[name] = () if against else levels
             if against and not is_told_of(facts):
                 job.listener(Note(f"knob {name} is left out: {against}"))
         elif name == _ROUNDING_KNOB and job.options.float32_modules:
@@ -154,7 +155,26 @@ def _requested_knobs(
             found[name] = tuple(level for level in levels if level not in GRAPH_MODES)
         else:
             found[name] = levels
-    return {name: levels for name, levels in found.items() if levels}
+    for name, levels in found.items():
+        if len(levels) == 1 and len(job.options.knobs[name]) == 1:
+            job.listener(
+                Note(f"knob {name}: nothing to compare {levels[0]} with, so it is left out")
+            )
+    return {name: levels for name, levels in found.items() if len(levels) > 1}
+
+
+def _after_default(
+    name: str, values: tuple[KnobValue, ...], task: TaskFacts
+) -> tuple[KnobValue, ...]:
+    """Return what a knob is without any recipe, then the values to try besides."""
+    defaults: Mapping[str, KnobValue] = {
+        "threads": task.threads,
+        "steps_per_execution": task.steps_per_execution,
+        COMPILE_MODE: "default",
+    }
+    default = defaults.get(name, False)
+    others = tuple(value for value in dict.fromkeys(values) if value != default)
+    return (default, *others) if default or name not in defaults else values
 
 
 def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
