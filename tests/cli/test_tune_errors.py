@@ -240,7 +240,7 @@ def count():
             raise LookupError("late")
 """
     )
-    code, _, err = run(task, *QUICK, "--batch-sizes", "32")
+    code, _, err = run(task, *QUICK, "--batch-sizes", "16,32")
     assert code == 1
     assert "in count" in err
     assert "LookupError: late" in one_sentence(err)
