@@ -66,8 +66,13 @@ class StepBuffers:
 
     @staticmethod
     def left_by(trainee: HoldsBuffers, state: Any) -> StepBuffers:
-        """Return what the step that the trainee just took from `state` left."""
-        return StepBuffers(trainee.buffers(state), trainee.buffers())
+        """Return what the step that the trainee just took from `state` left.
+
+        What the step made counts from zero.
+        """
+        before, after = trainee.buffers(state), trainee.buffers()
+        made = {name: values - values for name, values in after.items() if name not in before}
+        return StepBuffers({**before, **made}, after)
 
     @property
     def changed(self) -> tuple[str, ...]:

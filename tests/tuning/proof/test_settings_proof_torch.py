@@ -234,6 +234,16 @@ class AveragedInMemoryOrder(Net):
         return x.relu()
 
 
+class KeptInMemoryOrder(Net):
+    """Keeps the last feature map, as it lies in memory, where no buffer is."""
+
+    last: Tensor | None = None
+
+    def between(self, x: Tensor) -> Tensor:
+        self.last = in_memory_order(x.detach())
+        return x.relu()
+
+
 class WithScores(Net):
     def scores(self, x: Tensor) -> Tensor:
         found: Tensor = in_memory_order(self.first(x))[:, 0].std((1, 2))
@@ -252,6 +262,7 @@ def mean_of_scores(model: nn.Module) -> float:
         (EvaluatedInMemoryOrder, "its evaluation is", {}),
         (ViewedInEvaluation, "the task's own code raises: view size", {}),
         (AveragedInMemoryOrder, "its buffer average changes", {}),
+        (KeptInMemoryOrder, "its buffer last changes", {}),
         (WithScores, "the metric of evaluate() is", {"evaluate": mean_of_scores}),
     ],
 )

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.calling_frames import local_variables
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.dtypes import autocast_dtype, dtype_name
@@ -55,7 +56,9 @@ class LoopCheck:
         scaler: LossScaler,
         device_type: str,
     ) -> None:
-        self._recipe, self._scaler = recipe, scaler
+        self._recipe = recipe
+        self._scaler = weakref.ref(scaler)  # it leads to the model's state, and so to the model
+        self._scales = scaler.is_enabled()
         self._dtype = autocast_dtype(recipe.policy)
         self._cast = self._backward = False
         self._zero_grads: set[bool] = set()
@@ -124,8 +127,8 @@ class LoopCheck:
         for _ in range(8):
             if frame is None:
                 return False
-            caller = frame.f_locals.get("self")
-            if isinstance(caller, torch.amp.GradScaler) and caller is not self._scaler:
+            caller = local_variables(frame).get("self")
+            if isinstance(caller, torch.amp.GradScaler) and caller is not self._scaler():
                 return caller.is_enabled()
             frame = frame.f_back
         return False
@@ -151,13 +154,14 @@ class LoopCheck:
         if self._foreign_scaler:
             own = (
                 "whose scale and floor are the profile's"
-                if self._scaler.is_enabled()
+                if self._scales
                 else f"which is disabled, for {recipe.policy} needs no loss scale"
             )
             found.append(f"a GradScaler of your own scales the loss: use precision.scaler, {own}")
-        if self._backward or self._scaler.is_in_use:
+        scaler = self._scaler()
+        if self._backward or (scaler is not None and scaler.is_in_use):
             return found
-        if self._scaler.is_enabled() and not self._foreign_scaler:
+        if self._scales and not self._foreign_scaler:
             found.append("the loss is not scaled, which float16 needs: call precision.backward")
         wanted = recipe.accumulation_steps
         if wanted > 1 and self._seen.calls < wanted * steps:

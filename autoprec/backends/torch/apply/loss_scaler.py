@@ -70,7 +70,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     def scale(self, outputs: Any) -> Any:
         """Multiply by the scale: the backward pass follows, and with it the step has begun."""
         if self.buffers is not None:
-            self.buffers.in_step = True
+            self.buffers.before_backward()
         return super().scale(outputs)
 
     @property

@@ -1,0 +1,199 @@
+"""State outside of registered buffers as it was before a step, put back if that is skipped.
+
+What the model itself holds goes back whole: tensors in attributes, lists and dicts. Of numbers, and
+of what else is at hand (a loss, another network), only what is no longer finite does, for the loop
+and other steps may have changed the rest meanwhile.
+
+Much state is made by the first forward pass. So everything is searched before the first steps; from
+then on only places where there is state by then are followed, and a model without any pays nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.torch.apply.held_state import (
+    Holder,
+    Root,
+    State,
+    find_holders,
+    modules_in_sight,
+)
+from autoprec.backends.torch.apply.tensor_copies import (
+    Kept,
+    TensorCopies,
+    fill_nonfinite,
+    put_back,
+    replace_nonfinite,
+)
+
+SEARCHES = 4
+"""Steps before which state is searched."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A holder, what it held before the step, and whether the model itself leads to it."""
+
+    holder: Holder
+    own: bool
+    state: State
+
+
+class KeptState:
+    """What `root` and the code around it hold outside of registered buffers."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = weakref.ref(root)
+        self._others: list[tuple[str, Callable[[], Any]]] = []
+        self._places: list[_Place] = []
+        self._copies, self._buffers = TensorCopies(), TensorCopies()
+        self._owners: list[dict[str, torch.Tensor | None]] = []  # of buffers, not the model's own
+        self._searches = self._searched = 0
+        self._looked = False
+        self._add(modules_in_sight([root]))
+
+    @property
+    def keeps(self) -> bool:
+        """Return whether there is anything to be copied or searched before a step."""
+        return self._searches < SEARCHES or bool(self._places or self._owners)
+
+    def note_loss(self, loss_fn: Any) -> None:
+        """Search a loss, too, if it is called in the first step."""
+        if not (self._looked or isinstance(loss_fn, nn.Module)):
+            self._others.append((getattr(loss_fn, "__name__", "loss"), lambda: loss_fn))
+        elif not self._looked:
+            self._add([("loss", loss_fn)])
+
+    def look_around(self) -> None:
+        """Search, once, what the training loop has at hand where it goes backward."""
+        root = self._root()
+        if self._looked or root is None:
+            return
+        self._looked = True
+        known = [other for _, get in self._others if isinstance(other := get(), nn.Module)]
+        self._add(modules_in_sight([root, *known]))
+        if len(self._others) > self._searched:
+            self._searches = 0
+
+    def _add(self, roots: list[Root]) -> None:
+        self._others += [(name, weakref.ref(each)) for name, each in roots]
+
+    def save(self) -> None:
+        """Copy the state."""
+        if self._searches < SEARCHES:
+            self._search()
+        self._buffers.follow_buffers(self._owners)
+        self._buffers.take()
+        if not self._places:
+            return
+        self._places = [_Place(p.holder, p.own, p.holder.take()) for p in self._places]
+        found = self._tensors()
+        known = self._copies.kept
+        if [id(each.tensor) for each in known] != [id(each.tensor) for each in found]:
+            self._copies.follow(found)
+        self._copies.take()
+
+    def _search(self) -> None:
+        """List the places anew; at last only those that hold tensors, or numbers that change."""
+        root = self._root()
+        if root is None:
+            return
+        self._searches, self._searched = self._searches + 1, len(self._others)
+        before = {id(place.holder.held): place.state for place in self._places}
+        others = [(name, value) for name, get in self._others if (value := get()) is not None]
+        found = [
+            (holder, own)
+            for own, roots in ((True, [("", root)]), (False, others))
+            for holder in find_holders(roots, registered=[root])
+        ]
+        self._owners = [holder.held for holder, _ in found if holder.registered]
+        self._places = [
+            _Place(holder, own, holder.take()) for holder, own in found if not holder.registered
+        ]
+        if self._searches == SEARCHES:
+            self._places = [each for each in self._places if _is_followed(each, before)]
+
+    def _tensors(self) -> list[Kept]:
+        """List the tensors of all places, but those that share the memory of parameters."""
+        root = self._root()
+        if root is None or not any(True for p in self._places for _ in p.holder.tensors(p.state)):
+            return []
+        weights = {_memory(parameter) for parameter in root.parameters()}
+        found: dict[int, Kept] = {}
+        for index, place in enumerate(self._places):
+            for name, tensor in place.holder.tensors(place.state):
+                if id(tensor) not in found and _memory(tensor) not in weights:
+                    in_list = isinstance(place.state, list)
+                    kept = Kept(_NOWHERE, f"{index} {name}", tensor, by_version=in_list)
+                    found[id(tensor)] = kept
+        return list(found.values())
+
+    def after_skip(self, *, all_of_it: bool) -> None:
+        """Put back what the step changed, or what is not finite."""
+        for kept in self._buffers.kept:
+            replace_nonfinite(kept)
+        copies = {id(each.tensor): each for each in self._copies.kept}
+        for place in self._places:
+            if all_of_it and place.own:
+                for _, tensor in place.holder.tensors(place.state):
+                    if id(tensor) in copies:
+                        put_back(copies[id(tensor)])
+                place.holder.put(place.state)
+            else:
+                _put_back_nonfinite(place, copies)
+
+    def after_update(self) -> None:
+        """Note which large tensors the step changed."""
+        self._copies.after_update()
+        self._buffers.after_update()
+
+    def forget(self) -> None:
+        """Drop all copies."""
+        self._places, self._others, self._owners = [], [], []
+        self._copies, self._buffers = TensorCopies(), TensorCopies()
+        self._searches, self._looked = SEARCHES, True
+
+
+_NOWHERE: dict[str, torch.Tensor | None] = {}
+
+
+def _is_followed(place: _Place, before: dict[int, State]) -> bool:
+    """Say whether a place holds a tensor, may come to, or holds a number that steps change."""
+    state, earlier = place.state, before.get(id(place.holder.held))
+    if any(True for _ in place.holder.tensors(state)):
+        return True
+    if isinstance(state, list):
+        return not state or earlier is None or len(earlier) != len(state)
+    known = earlier if isinstance(earlier, dict) else {}
+    return any(isinstance(each, float) and each != known.get(key) for key, each in state.items())
+
+
+def _put_back_nonfinite(place: _Place, copies: dict[int, Kept]) -> None:
+    now = place.holder.take()
+    before = dict(place.holder.tensors(place.state))
+    for name, tensor in place.holder.tensors(now):
+        known = before.get(name)
+        if known is not None:
+            kept = copies.get(id(known))
+            fill_nonfinite(tensor, known if kept is None or kept.copy is None else kept.copy)
+    if isinstance(now, dict) and isinstance(place.state, dict):
+        for key, value in now.items():
+            old = place.state.get(key)
+            if isinstance(value, float) and isinstance(old, float) and not math.isfinite(value):
+                place.holder.held[key] = old
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return what two tensors have in common that share memory; another number for others."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (NotImplementedError, RuntimeError):  # sparse ones and the like have no storage
+        return id(tensor)
