@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ class Kind(enum.Enum):
     MAPPING = enum.auto()
     SEQUENCE = enum.auto()
     FIXED = enum.auto()  # made with its items: a tuple, a set
+    ARRAY = enum.auto()  # NumPy's, of objects or of numbers
     OBJECT = enum.auto()
     CLOSED = enum.auto()  # can be looked into, not copied
 
@@ -105,7 +107,12 @@ def _judge(cls: type[Any]) -> Kind:
         return Kind.SEQUENCE
     if issubclass(cls, tuple | set | frozenset | types.MappingProxyType):
         return Kind.FIXED
-    return Kind.OBJECT if _is_looked_into(cls) else Kind.LEAF
+    if any((base.__module__, base.__name__) == ("numpy", "ndarray") for base in cls.__mro__):
+        return Kind.ARRAY
+    if _is_looked_into(cls):
+        return Kind.OBJECT
+    standard = cls.__module__.partition(".")[0] in sys.stdlib_module_names
+    return Kind.CLOSED if standard and hasattr(cls, "__next__") else Kind.LEAF
 
 
 kind_of = cast("Callable[[type[Any]], Kind]", functools.lru_cache(maxsize=4096)(_judge))
@@ -152,6 +159,8 @@ def held_by(value: Any, kind: Kind) -> Iterator[tuple[bool, Any, Any]]:
     elif kind is Kind.SEQUENCE or kind is Kind.FIXED:
         items = value.items() if isinstance(value, types.MappingProxyType) else enumerate(value)
         yield from ((False, key, each) for key, each in items)
+    elif kind is Kind.ARRAY and value.dtype.hasobject:
+        yield from ((False, index, each) for index, each in enumerate(value.flat))
     own = getattr(value, "__dict__", None)
     if type(own) is dict:
         yield from ((True, name, each) for name, each in own.items())
@@ -174,6 +183,9 @@ def _enclosed(value: Any) -> Iterator[Any]:
         yield from value
     elif isinstance(value, _ITERATORS):
         yield from _iterated(value)
+    elif not isinstance(value, types.FunctionType):  # enumerate, itertools and the like
+        for each in gc.get_referents(value):
+            yield from _enclosed(each) if hasattr(type(each), "__next__") else (each,)
     else:
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():

@@ -103,10 +103,10 @@ class KeptBuffers:
                     (put_back if all_of_it else replace_nonfinite)(kept)
                 each._held.after_skip(all_of_it=all_of_it)
 
-    def after_update(self) -> None:
-        """End the step: the next forward pass belongs to another one."""
+    def after_update(self, *, stepped: bool) -> None:
+        """End the step, skipped or not: the next forward pass belongs to another one."""
         self._buffers.after_update()
-        self._held.after_update()
+        self._held.after_update(stepped=stepped)
         if not self._saw_forward:
             self._save()
         self.in_step = self._saw_forward = False

@@ -4,8 +4,9 @@ What the model itself holds goes back whole: tensors in attributes, lists and di
 of what else is at hand (a loss, another network), only what is no longer finite does, for the loop
 and other steps may have changed the rest meanwhile.
 
-Much state is made by the first forward pass. So everything is searched before the first steps; from
-then on only places where there is state by then are followed, and a model without any pays nothing.
+Much state is made by the first forward pass. So everything is searched when the profile is applied
+and after the first update; from then on only places where there is state by then are followed, and
+a model without any pays nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +35,6 @@ from autoprec.backends.torch.apply.tensor_copies import (
     replace_nonfinite,
 )
 
-SEARCHES = 4
-"""Steps before which state is searched."""
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -56,14 +54,14 @@ class KeptState:
         self._places: list[_Place] = []
         self._copies, self._buffers = TensorCopies(), TensorCopies()
         self._owners: list[dict[str, torch.Tensor | None]] = []  # of buffers, not the model's own
-        self._searches = self._searched = 0
-        self._looked = False
+        self._looked = self._updated = False
         self._add(modules_in_sight([root]))
+        self._search()
 
     @property
     def keeps(self) -> bool:
         """Return whether there is anything to be copied or searched before a step."""
-        return self._searches < SEARCHES or bool(self._places or self._owners)
+        return not self._updated or bool(self._places or self._owners)
 
     def note_loss(self, loss_fn: Any) -> None:
         """Search a loss, too, if it is called in the first step."""
@@ -80,16 +78,12 @@ class KeptState:
         self._looked = True
         known = [other for _, get in self._others if isinstance(other := get(), nn.Module)]
         self._add(modules_in_sight([root, *known]))
-        if len(self._others) > self._searched:
-            self._searches = 0
 
     def _add(self, roots: list[Root]) -> None:
         self._others += [(name, weakref.ref(each)) for name, each in roots]
 
     def save(self) -> None:
         """Copy the state."""
-        if self._searches < SEARCHES:
-            self._search()
         self._buffers.follow_buffers(self._owners)
         self._buffers.take()
         if not self._places:
@@ -102,12 +96,10 @@ class KeptState:
         self._copies.take()
 
     def _search(self) -> None:
-        """List the places anew; at last only those that hold tensors, or numbers that change."""
+        """List the places anew."""
         root = self._root()
         if root is None:
             return
-        self._searches, self._searched = self._searches + 1, len(self._others)
-        before = {id(place.holder.held): place.state for place in self._places}
         others = [(name, value) for name, get in self._others if (value := get()) is not None]
         found = [
             (holder, own)
@@ -118,8 +110,6 @@ class KeptState:
         self._places = [
             _Place(holder, own, holder.take()) for holder, own in found if not holder.registered
         ]
-        if self._searches == SEARCHES:
-            self._places = [each for each in self._places if _is_followed(each, before)]
 
     def _tensors(self) -> list[Kept]:
         """List the tensors of all places, but those that share the memory of parameters."""
@@ -150,16 +140,22 @@ class KeptState:
             else:
                 _put_back_nonfinite(place, copies)
 
-    def after_update(self) -> None:
-        """Note which large tensors the step changed."""
+    def after_update(self, *, stepped: bool) -> None:
+        """Note which large tensors the step changed; after the first one, where there is state."""
         self._copies.after_update()
         self._buffers.after_update()
+        if not self._updated:
+            before = {id(place.holder.held): place.state for place in self._places}
+            self._search()
+            self._updated = stepped
+            if stepped:
+                self._places = [each for each in self._places if _is_followed(each, before)]
 
     def forget(self) -> None:
         """Drop all copies."""
         self._places, self._others, self._owners = [], [], []
         self._copies, self._buffers = TensorCopies(), TensorCopies()
-        self._searches, self._looked = SEARCHES, True
+        self._looked = self._updated = True
 
 
 _NOWHERE: dict[str, torch.Tensor | None] = {}
