@@ -13,7 +13,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -111,8 +111,12 @@ def _judge(cls: type[Any]) -> Kind:
         return Kind.ARRAY
     if _is_looked_into(cls):
         return Kind.OBJECT
-    standard = cls.__module__.partition(".")[0] in sys.stdlib_module_names
-    return Kind.CLOSED if standard and hasattr(cls, "__next__") else Kind.LEAF
+    holds = hasattr(cls, "__next__") or cls.__dictoffset__ != 0
+    return Kind.CLOSED if holds and _is_standard(cls) else Kind.LEAF
+
+
+def _is_standard(cls: type[Any]) -> bool:
+    return (cls.__module__ or "").partition(".")[0] in sys.stdlib_module_names
 
 
 kind_of = cast("Callable[[type[Any]], Kind]", functools.lru_cache(maxsize=4096)(_judge))
@@ -128,7 +132,7 @@ def _is_looked_into(cls: type[Any]) -> bool:
     top = module.partition(".")[0]
     if top in ("torch", "numpy"):
         return module.startswith("torch.distributions")
-    if top in sys.stdlib_module_names and module != "collections":
+    if _is_standard(cls) and module != "collections":
         return False
     return bool(cls.__dictoffset__) or bool(_slots_of(cls))
 
@@ -172,27 +176,40 @@ def held_by(value: Any, kind: Kind) -> Iterator[tuple[bool, Any, Any]]:
 
 
 def _enclosed(value: Any) -> Iterator[Any]:
-    """Yield what a function, an iterator or a view would use when it is called or iterated."""
+    """Yield what an object would use when it is called, iterated or asked."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
         yield value.__self__
     elif isinstance(value, types.GeneratorType):
-        yield from (value.gi_frame.f_locals if value.gi_frame else {}).values()
+        yield from _without_iterators((value.gi_frame.f_locals if value.gi_frame else {}).values())
     elif isinstance(value, _VIEWS):
         yield from value
     elif isinstance(value, _ITERATORS):
         yield from _iterated(value)
-    elif not isinstance(value, types.FunctionType):  # enumerate, itertools and the like
-        for each in gc.get_referents(value):
-            yield from _enclosed(each) if hasattr(type(each), "__next__") else (each,)
-    else:
+    elif isinstance(value, types.FunctionType):
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:
                 continue  # not assigned yet
+    elif hasattr(type(value), "__next__"):  # enumerate, itertools and the like
+        yield from _without_iterators(gc.get_referents(value))
+    else:  # a future, a queue; others of the standard library that these know are not their content
+        own = getattr(value, "__dict__", {})
+        yield from (each for each in own.values() if not _is_standard_object(each))
+
+
+def _without_iterators(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield what iterators go through instead of them."""
+    for each in values:
+        yield from _enclosed(each) if hasattr(type(each), "__next__") else (each,)
+
+
+def _is_standard_object(value: Any) -> bool:
+    """Say whether it is an object of the standard library that is no container."""
+    return kind_of(type(value)) is Kind.CLOSED and not isinstance(value, _CLOSED)
 
 
 def _iterated(iterator: Any) -> Iterator[Any]:

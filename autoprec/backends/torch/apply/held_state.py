@@ -164,7 +164,7 @@ class _Search:
             prefix = f"{name}.{path}".strip(".")
             if id(module) not in self._registered and module._buffers:
                 yield Holder(prefix, module._buffers, is_open=False, registered=True), ()
-            if not type(module).__module__.startswith("torch."):
+            if not is_of_torch(type(module)):
                 own = [(k, v) for k, v in vars(module).items() if k not in _OF_MODULES]
                 holder = Holder(prefix, vars(module))
                 yield holder, _inside(holder, own)
@@ -241,13 +241,19 @@ def _named_in(code: types.CodeType) -> list[str]:
 def _is_state(value: Any) -> bool:
     """Say whether a value is a tensor, a number or a text, or a tuple of such."""
     if isinstance(value, torch.Tensor):
-        return not isinstance(value, nn.Parameter) and _is_small(value)
+        return not isinstance(value, nn.Parameter) and is_small(value)
     if isinstance(value, tuple):
         return all(map(_is_state, value))
     return isinstance(value, PRIMITIVES)
 
 
-def _is_small(tensor: torch.Tensor) -> bool:
+def is_of_torch(cls: type[nn.Module]) -> bool:
+    """Return whether a class of modules is one of torch's own, whose state is all in buffers."""
+    return cls.__module__.startswith("torch.")
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is small enough to be state rather than data."""
     return tensor.numel() * tensor.element_size() <= MOST_BYTES
 
 

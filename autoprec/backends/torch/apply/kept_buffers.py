@@ -19,13 +19,16 @@ State that is no buffer of the model (plain attributes, a loss's own buffers) is
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.held_state import is_of_torch, is_small
 from autoprec.backends.torch.apply.kept_state import KeptState
 from autoprec.backends.torch.apply.tensor_copies import (
+    Kept,
     TensorCopies,
     put_back,
     replace_nonfinite,
@@ -45,7 +48,8 @@ class KeptBuffers:
     def __init__(self, root: nn.Module, device_type: str) -> None:
         self._root, self._device_type = weakref.ref(root), device_type
         self._owners = [_buffers_of(module) for module in root.modules()]
-        self._buffers = TensorCopies()
+        self._buffers, self._frozen = TensorCopies(), TensorCopies()
+        self._frozen.follow(_frozen_in(root))
         self._held = KeptState(root)
         #: Set by the first forward or backward pass since the last update.
         self.in_step = self._saw_forward = False
@@ -63,7 +67,7 @@ class KeptBuffers:
     def forget(self) -> None:
         """Drop the copies, and hear no more of the model's forward passes."""
         _KEPT.discard(self)
-        self._owners, self._buffers = [], TensorCopies()
+        self._owners, self._buffers, self._frozen = [], TensorCopies(), TensorCopies()
         self._held.forget()
 
     def note_loss(self, loss_fn: Any) -> None:
@@ -79,7 +83,8 @@ class KeptBuffers:
         """Copy the buffers if the forward pass to come is a step's first one."""
         if self.in_step or not torch.is_grad_enabled():
             return
-        if self._buffers.kept or any(self._owners) or self._held.keeps:
+        kept = self._buffers.kept or self._frozen.kept or self._held.keeps
+        if kept or any(self._owners):
             if _is_traced():
                 return
             self._save()
@@ -99,13 +104,14 @@ class KeptBuffers:
         with torch.no_grad():
             for each in list(_KEPT):
                 all_of_it = each is self and self._saw_forward
-                for kept in each._buffers.kept:
+                for kept in (*each._buffers.kept, *filter(_is_frozen, each._frozen.kept)):
                     (put_back if all_of_it else replace_nonfinite)(kept)
                 each._held.after_skip(all_of_it=all_of_it)
 
     def after_update(self, *, stepped: bool) -> None:
         """End the step, skipped or not: the next forward pass belongs to another one."""
         self._buffers.after_update()
+        self._frozen.after_update()
         self._held.after_update(stepped=stepped)
         if not self._saw_forward:
             self._save()
@@ -114,6 +120,7 @@ class KeptBuffers:
     def _save(self) -> None:
         self._buffers.follow_buffers(self._owners)
         self._buffers.take()
+        self._frozen.take()
         self._held.save()
 
 
@@ -128,6 +135,23 @@ def _buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
     if isinstance(module, torch.jit.ScriptModule):
         return dict(module.named_buffers(recurse=False))
     return module._buffers
+
+
+def _frozen_in(root: nn.Module) -> Iterator[Kept]:
+    """Yield parameters that nothing trains and that people's own code may write to: codebooks.
+
+    Those of torch's modules, as in a backbone that is frozen, are constants.
+    """
+    for module in root.modules():
+        own: Any = {} if is_of_torch(type(module)) else module._parameters
+        for name, each in own.items():
+            if each is not None and not each.requires_grad and is_small(each):
+                yield Kept(own, name, each)
+
+
+def _is_frozen(kept: Kept) -> bool:
+    """Say whether nothing trains a parameter that was frozen when the profile was applied."""
+    return kept.tensor is not None and not kept.tensor.requires_grad
 
 
 def _is_traced() -> bool:

@@ -84,6 +84,8 @@ class KeptState:
 
     def save(self) -> None:
         """Copy the state."""
+        if not self.keeps:
+            return
         self._buffers.follow_buffers(self._owners)
         self._buffers.take()
         if not self._places:

@@ -84,12 +84,17 @@ def restore_snapshot(model: nn.Module, snapshot: Snapshot, others: Sequence[Root
 
 
 def buffer_values(
-    model: nn.Module, snapshot: Snapshot | None, others: Sequence[Root] = ()
+    model: nn.Module,
+    snapshot: Snapshot | None,
+    others: Sequence[Root] = (),
+    *,
+    exact: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Return a model's floating and complex buffers, or a snapshot's, as vectors of float64.
 
-    Parameters that nothing trains may be what a buffer is: a codebook, a teacher's weights. So may
-    what is neither, and what `others` hold.
+    With `exact`, those of whole numbers and truth values as well. Parameters that nothing trains
+    may be what a buffer is: a codebook, a teacher's weights. So may what is neither, and what
+    `others` hold.
     """
     own = unwrap(model)
     frozen = ((name, p) for name, p in own.named_parameters() if not p.requires_grad)
@@ -98,7 +103,7 @@ def buffer_values(
         name: _vector(tensor if snapshot is None else snapshot[name])
         for name, tensor in (*held, *own.named_buffers(), *frozen)
         if snapshot is None or name in snapshot
-        if tensor.is_floating_point() or tensor.is_complex()
+        if exact or tensor.is_floating_point() or tensor.is_complex()
     }
 
 

@@ -126,9 +126,11 @@ class TorchTrainee:
         """Return the size of a copied state."""
         return size_in_bytes(self.model, around(self.task))
 
-    def buffers(self, state: Snapshot | None = None) -> Mapping[str, torch.Tensor]:
+    def buffers(
+        self, state: Snapshot | None = None, *, exact: bool = False
+    ) -> Mapping[str, torch.Tensor]:
         """Return the buffers of a copied state, or as they are."""
-        return buffer_values(self.model, state, around(self.task))
+        return buffer_values(self.model, state, around(self.task), exact=exact)
 
     def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
         """Return a copied state with these buffers multiplied by a factor."""

@@ -8,6 +8,8 @@ import dataclasses
 import itertools
 import types
 import warnings
+from concurrent.futures import Future
+from queue import Queue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -221,6 +223,11 @@ def closure(x: torch.Tensor) -> Any:
     return lambda: x
 
 
+def asked(value: Any, method: str, x: Any) -> Any:
+    getattr(value, method)(x)
+    return value
+
+
 def generated(x: torch.Tensor) -> Any:
     def items() -> Any:
         yield x
@@ -238,6 +245,9 @@ def generated(x: torch.Tensor) -> Any:
         (lambda x: iter([x]), "list_iterator"),
         (lambda x: zip([x], "a", strict=True), "zip"),
         (lambda x: map(torch.relu, [x]), "map"),
+        (lambda x: (each for each in [x]), "generator"),
+        (lambda x: asked(Future(), "set_result", x), "concurrent.futures._base.Future"),
+        (lambda x: asked(Queue(), "put", Plain(x)), "queue.Queue"),
         (lambda x: enumerate([x]), "enumerate"),
         (lambda x: itertools.chain([1], [Plain(x)]), "itertools.chain"),
         (itertools.repeat, "itertools.repeat"),

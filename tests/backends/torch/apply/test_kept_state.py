@@ -46,12 +46,14 @@ class Keeping(nn.Module):
         self.was_number: Any = 0.0
         self.number = 0.0
         self.hidden: Tensor | None = None
+        self.codebook = nn.Parameter(torch.zeros(8), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.linear(x)
         mean = h.detach().float().mean(0)
         self.in_place.lerp_(mean, 0.1)
         self.through_data.data.mul_(0.9).add_(mean)
+        self.codebook.data.mul_(0.9).add_(mean)
         self.replaced = 0.9 * self.replaced + mean
         self.pair = (self.pair[0] + mean, self.pair[1].add_(mean))
         self.queue.append(mean)
@@ -87,7 +89,8 @@ def held(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def state(model: nn.Module) -> dict[str, Any]:
     internal = vars(nn.Module())
-    return dict(held({k: v for k, v in vars(model).items() if k not in internal}))
+    found = {k: v for k, v in vars(model).items() if k not in internal}
+    return dict(held(found | {"codebook": getattr(model, "codebook", None)}))
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
