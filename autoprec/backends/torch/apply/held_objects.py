@@ -134,7 +134,7 @@ def _is_looked_into(cls: type[Any]) -> bool:
         return module.startswith("torch.distributions")
     if _is_standard(cls) and module != "collections":
         return False
-    return bool(cls.__dictoffset__) or bool(_slots_of(cls))
+    return bool(cls.__dictoffset__) or bool(slots_of(cls))
 
 
 def _list_slots(cls: type[Any]) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _list_slots(cls: type[Any]) -> tuple[str, ...]:
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
-_slots_of = cast(
+slots_of = cast(
     "Callable[[type[Any]], tuple[str, ...]]", functools.lru_cache(maxsize=4096)(_list_slots)
 )
 
@@ -168,7 +168,7 @@ def held_by(value: Any, kind: Kind) -> Iterator[tuple[bool, Any, Any]]:
     own = getattr(value, "__dict__", None)
     if type(own) is dict:
         yield from ((True, name, each) for name, each in own.items())
-    for name in _slots_of(type(value)):
+    for name in slots_of(type(value)):
         try:
             yield True, name, object.__getattribute__(value, name)
         except AttributeError:

@@ -10,13 +10,13 @@ to be anything but data.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,13 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.calling_frames import local_variables
-from autoprec.backends.torch.apply.held_objects import MOST_HOLDERS, PRIMITIVES, Kind, kind_of
+from autoprec.backends.torch.apply.held_objects import (
+    MOST_HOLDERS,
+    PRIMITIVES,
+    Kind,
+    kind_of,
+    slots_of,
+)
 
 MOST_ITEMS = 1024
 """Containers with more items are data."""
@@ -91,6 +97,11 @@ class Holder:
         """Return whether it is a list or a dict of its own, rather than an object's attributes."""
         return self.form == IN_BRACKETS
 
+    @property
+    def identity(self) -> int:
+        """Return a number by which another search finds the same holder."""
+        return id(self.held.owner if isinstance(self.held, _Reached) else self.held)
+
     def path(self, key: Any) -> str:
         """Name an item: "encoder.average", "queue[0]"."""
         return self.form.format(self.name, key).lstrip(".")
@@ -144,15 +155,21 @@ class _Search:
             return
         elif isinstance(value, types.MethodType):
             yield None, [(name, value.__self__), (name, value.__func__)]
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, partial):
             parts = (value.func, *value.args, *value.keywords.values())
             yield None, [(name, part) for part in parts]
         elif isinstance(value, types.FunctionType):
             if not _is_library(value.__code__.co_filename):
-                names: MutableMapping[Any, Any] = _Names(value)
-                holder = Holder("", names, is_open=False, numbers=False)
-                yield holder, _inside(holder, names.items())
+                holder = Holder("", _variables_of(value), is_open=False, numbers=False)
+                yield holder, _inside(holder, holder.held.items())
                 yield None, [(name, each) for each in value.__defaults__ or ()]
+        elif isinstance(value, type):
+            if _is_peoples_own(value):
+                names = [key for key, each in vars(value).items() if not callable(each)]
+                held = _attributes_of(value, (key for key in names if not key.startswith("__")))
+                yield Holder(name, held, is_open=False, numbers=False), ()
+                functions = [each for each in vars(value).values() if callable(each)]
+                yield None, [(name, each) for each in functions if not isinstance(each, type)]
         else:
             yield from _container(name, value)
 
@@ -182,10 +199,11 @@ def _container(name: str, value: Any) -> Iterator[tuple[Holder | None, Iterable[
         changes = kind is Kind.SEQUENCE and all(map(_is_state, value))
         yield holder if changes else None, _inside(holder, enumerate(value))
     elif kind is Kind.OBJECT and _is_peoples_own(type(value)):
-        own = getattr(value, "__dict__", None)
-        if type(own) is dict:
-            holder = Holder(name, own)
-            yield holder, _inside(holder, own.items())
+        own, slots = getattr(value, "__dict__", None), slots_of(type(value))
+        held = [own] if type(own) is dict else []
+        for each in (*held, *([_attributes_of(value, slots)] if slots else ())):
+            holder = Holder(name, each, is_open=each is own)
+            yield holder, _inside(holder, each.items())
 
 
 def _inside(holder: Holder, items: Iterable[tuple[Any, Any]]) -> list[Root]:
@@ -198,28 +216,29 @@ def _is_peoples_own(cls: type[Any]) -> bool:
     return not _is_library(file or "")
 
 
-class _Names(MutableMapping[str, Any]):
-    """The variables outside of a function that its code names: of closures, and global ones."""
+class _Reached(MutableMapping[str, Any]):
+    """Variables as a mapping: what is read and set by name, of names that stay the same."""
 
-    def __init__(self, function: types.FunctionType) -> None:
-        code = function.__code__
-        self._cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        self._globals = function.__globals__
-        self._names = [*self._cells, *(n for n in _named_in(code) if n in self._globals)]
+    def __init__(
+        self,
+        owner: Any,
+        names: Iterable[str],
+        read: Callable[[str], Any],
+        write: Callable[[str, Any], None],
+    ) -> None:
+        self.owner = owner
+        self._names, self._read, self._write = list(names), read, write
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._cells:
-            try:
-                return self._cells[name].cell_contents
-            except ValueError:  # not assigned yet
-                return None
-        return self._globals[name]
+        if name not in self._names:
+            raise KeyError(name)
+        try:
+            return self._read(name)
+        except (AttributeError, ValueError):  # not assigned yet
+            return None
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name in self._cells:
-            self._cells[name].cell_contents = value
-        else:
-            self._globals[name] = value
+        self._write(name, value)
 
     def __delitem__(self, name: str) -> None:
         raise KeyError(name)
@@ -229,6 +248,29 @@ class _Names(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _variables_of(function: types.FunctionType) -> _Reached:
+    """Return the variables outside of a function that its code names: of closures, and global."""
+    code, outside = function.__code__, function.__globals__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+
+    def read(name: str) -> Any:
+        return cells[name].cell_contents if name in cells else outside.get(name)
+
+    def write(name: str, value: Any) -> None:
+        if name in cells:
+            cells[name].cell_contents = value
+        else:
+            outside[name] = value
+
+    names = (*cells, *(name for name in _named_in(code) if name in outside))
+    return _Reached(function, names, read, write)
+
+
+def _attributes_of(owner: Any, names: Iterable[str]) -> _Reached:
+    """Return attributes that are not in a dict: those of a class, and slots."""
+    return _Reached(owner, names, partial(getattr, owner), partial(setattr, owner))
 
 
 def _named_in(code: types.CodeType) -> list[str]:
@@ -285,6 +327,15 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, tuple):
         for index, each in enumerate(value):
             yield from _tensors(f"{name}[{index}]", each)
+
+
+def code_of(root: nn.Module) -> list[Root]:
+    """Name the classes of people's own of a model's modules.
+
+    Their attributes are state as well, and so are global variables that their functions name.
+    """
+    classes = dict.fromkeys(each for module in root.modules() for each in type(module).__mro__)
+    return [(cls.__name__, cls) for cls in classes if _is_peoples_own(cls) and cls is not object]
 
 
 def modules_in_sight(known: Iterable[nn.Module]) -> list[Root]:

@@ -5,8 +5,8 @@ of what else is at hand (a loss, another network), only what is no longer finite
 and other steps may have changed the rest meanwhile.
 
 Much state is made by the first forward pass. So everything is searched when the profile is applied
-and after the first update; from then on only places where there is state by then are followed, and
-a model without any pays nothing.
+and after the first update, which tells state from constants; from then on only places that changed
+are followed, and a model without any pays nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from autoprec.backends.torch.apply.held_state import (
     Holder,
     Root,
     State,
+    code_of,
     find_holders,
     modules_in_sight,
 )
@@ -55,7 +56,7 @@ class KeptState:
         self._copies, self._buffers = TensorCopies(), TensorCopies()
         self._owners: list[dict[str, torch.Tensor | None]] = []  # of buffers, not the model's own
         self._looked = self._updated = False
-        self._add(modules_in_sight([root]))
+        self._add([*code_of(root), *modules_in_sight([root])])
         self._search()
 
     @property
@@ -147,11 +148,16 @@ class KeptState:
         self._copies.after_update()
         self._buffers.after_update()
         if not self._updated:
-            before = {id(place.holder.held): place.state for place in self._places}
+            before = {place.holder.identity: place for place in self._places}
+            copies = {id(each.tensor): each for each in self._copies.kept}
             self._search()
             self._updated = stepped
             if stepped:
-                self._places = [each for each in self._places if _is_followed(each, before)]
+                self._places = [
+                    place
+                    for place in self._places
+                    if _has_changed(place, before.get(place.holder.identity), copies)
+                ]
 
     def forget(self) -> None:
         """Drop all copies."""
@@ -163,15 +169,22 @@ class KeptState:
 _NOWHERE: dict[str, torch.Tensor | None] = {}
 
 
-def _is_followed(place: _Place, before: dict[int, State]) -> bool:
-    """Say whether a place holds a tensor, may come to, or holds a number that steps change."""
-    state, earlier = place.state, before.get(id(place.holder.held))
-    if any(True for _ in place.holder.tensors(state)):
+def _has_changed(place: _Place, before: _Place | None, copies: dict[int, Kept]) -> bool:
+    """Say whether the first step changed what a place holds, or whether it may be filled."""
+    state = place.state
+    if before is None or len(state) != len(before.state) or (isinstance(state, list) and not state):
         return True
-    if isinstance(state, list):
-        return not state or earlier is None or len(earlier) != len(state)
-    known = earlier if isinstance(earlier, dict) else {}
-    return any(isinstance(each, float) and each != known.get(key) for key, each in state.items())
+    known = dict(before.holder.tensors(before.state))
+    for name, tensor in place.holder.tensors(state):
+        kept = copies.get(id(tensor))
+        if tensor is not known.get(name) or kept is None:
+            return True
+        if kept.changes if kept.copy is None else not torch.equal(tensor, kept.copy):
+            return True
+    if isinstance(state, dict) and isinstance(before.state, dict):
+        earlier = before.state
+        return any(isinstance(v, float) and v != earlier.get(k) for k, v in state.items())
+    return False
 
 
 def _put_back_nonfinite(place: _Place, copies: dict[int, Kept]) -> None:

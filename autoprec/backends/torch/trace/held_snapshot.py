@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.held_state import Holder, Root, State, find_holders
+from autoprec.backends.torch.apply.held_state import Holder, Root, State, code_of, find_holders
 from autoprec.backends.torch.apply.tensor_copies import can_be_copied
 
 Held = Mapping[str, State]
@@ -29,16 +29,16 @@ def around(task: Task) -> list[Root]:
 def holders_of(model: nn.Module, others: Sequence[Root]) -> Iterator[tuple[str, Holder]]:
     """Yield the holders of a model, and of functions and losses around it, each by one name."""
     seen: Counter[str] = Counter()
-    for holder in find_holders([("", model), *others], registered=[model]):
+    for holder in find_holders([("", model), *others, *code_of(model)], registered=[model]):
         seen[holder.name] += 1
         yield f"{holder.name} {seen[holder.name]}", holder
 
 
 def holders_around(model: nn.Module, others: Sequence[Root]) -> list[tuple[str, Holder]]:
     """List those holders that all builds of the model share: the task's file has them."""
-    own = {id(holder.held) for _, holder in holders_of(model, ())}
+    own = {holder.identity for holder in find_holders([("", model)], registered=[model])}
     found = holders_of(model, others)
-    return [(name, holder) for name, holder in found if id(holder.held) not in own]
+    return [(name, holder) for name, holder in found if holder.identity not in own]
 
 
 def take_held(holders: Iterable[tuple[str, Holder]]) -> Held:

@@ -112,6 +112,49 @@ def test_a_skipped_step_leaves_what_the_model_keeps_as_it_was(at: int) -> None:
         assert alike(before, state(model)) is (index == at)
 
 
+AVERAGE = torch.zeros(8)
+
+
+class Slotted:
+    __slots__ = ("average",)
+
+    def __init__(self) -> None:
+        self.average = torch.zeros(8)
+
+
+class Elsewhere(nn.Module):
+    """Keeps averages in its class, in a global variable, and in slots."""
+
+    average = torch.zeros(8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.slotted = nn.Linear(6, 8), Slotted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        global AVERAGE  # noqa: PLW0603
+        h: Tensor = self.linear(x)
+        mean = h.detach().float().mean(0)
+        AVERAGE = 0.9 * AVERAGE + mean
+        type(self).average = 0.9 * type(self).average + mean
+        self.slotted.average = 0.9 * self.slotted.average + mean
+        return h
+
+    def sums(self) -> Tensor:
+        return torch.stack([AVERAGE, self.average, self.slotted.average])
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_skipped_step_leaves_nothing_infinite_in_global_variables_and_classes(at: int) -> None:
+    model = Elsewhere()
+    precision = apply(FLOAT16, model, adam(model))
+    for index, (inputs, targets) in enumerate(samples(7, overflowing=[at])):
+        loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
+        assert bool(model.sums().isfinite().all()) is (index != at)
+        assert precision.backward_and_step(loss) is (index != at)
+        assert model.sums().isfinite().all()
+
+
 class AveragedLoss(nn.Module):
     """A loss that keeps averages of itself."""
 
@@ -237,8 +280,24 @@ def test_what_the_loop_changes_meanwhile_and_what_is_data_stays() -> None:
     assert (model.steps, len(model.table)) == (3, 2003)
 
 
+CONSTANT = torch.ones(3)
+
+
+class Scaling(nn.Module):
+    """Reads tensors that nothing changes."""
+
+    parts = torch.ones(3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants, self.eps = {"scale": torch.ones(3), "list": [torch.zeros(3)]}, 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.constants["scale"] * CONSTANT * self.parts + self.eps
+
+
 def test_a_model_without_such_state_is_searched_at_first_and_then_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3), Scaling())
     precision = apply(FLOAT16, model, adam(model))
     for inputs, targets in samples(4):
         precision.backward_and_step(nn.functional.cross_entropy(precision.forward(inputs), targets))
