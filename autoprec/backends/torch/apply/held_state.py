@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,11 @@ from autoprec.backends.torch.apply.held_objects import (
     kind_of,
     slots_of,
 )
+from autoprec.backends.torch.apply.reached_variables import (
+    ReachedVariables,
+    attributes_of,
+    variables_of,
+)
 
 MOST_ITEMS = 1024
 """Containers with more items are data."""
@@ -42,7 +48,12 @@ IN_BRACKETS = "{}[{!r}]"
 """The form of names of items."""
 
 _OF_MODULES = frozenset({*vars(nn.Module()), "forward", "_compiled_call_impl"})
-_LIBRARIES = ("site-packages", "dist-packages", f"{Path(__file__).parents[3]}{os.sep}")
+_LIBRARIES = (
+    "site-packages",
+    "dist-packages",
+    f"{Path(__file__).parents[3]}{os.sep}",
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+)
 _MISSING = object()
 
 State = dict[Any, Any] | list[Any]
@@ -100,7 +111,7 @@ class Holder:
     @property
     def identity(self) -> int:
         """Return a number by which another search finds the same holder."""
-        return id(self.held.owner if isinstance(self.held, _Reached) else self.held)
+        return id(self.held.owner if isinstance(self.held, ReachedVariables) else self.held)
 
     def path(self, key: Any) -> str:
         """Name an item: "encoder.average", "queue[0]"."""
@@ -160,13 +171,13 @@ class _Search:
             yield None, [(name, part) for part in parts]
         elif isinstance(value, types.FunctionType):
             if not _is_library(value.__code__.co_filename):
-                holder = Holder("", _variables_of(value), is_open=False, numbers=False)
+                holder = Holder("", variables_of(value), is_open=False, numbers=False)
                 yield holder, _inside(holder, holder.held.items())
                 yield None, [(name, each) for each in value.__defaults__ or ()]
         elif isinstance(value, type):
             if _is_peoples_own(value):
                 names = [key for key, each in vars(value).items() if not callable(each)]
-                held = _attributes_of(value, (key for key in names if not key.startswith("__")))
+                held = attributes_of(value, (key for key in names if not key.startswith("__")))
                 yield Holder(name, held, is_open=False, numbers=False), ()
                 functions = [each for each in vars(value).values() if callable(each)]
                 yield None, [(name, each) for each in functions if not isinstance(each, type)]
@@ -198,10 +209,12 @@ def _container(name: str, value: Any) -> Iterator[tuple[Holder | None, Iterable[
         holder = Holder(name, value, IN_BRACKETS)
         changes = kind is Kind.SEQUENCE and all(map(_is_state, value))
         yield holder if changes else None, _inside(holder, enumerate(value))
-    elif kind is Kind.OBJECT and _is_peoples_own(type(value)):
+    elif isinstance(value, types.SimpleNamespace) or (
+        kind is Kind.OBJECT and _is_peoples_own(type(value))
+    ):
         own, slots = getattr(value, "__dict__", None), slots_of(type(value))
         held = [own] if type(own) is dict else []
-        for each in (*held, *([_attributes_of(value, slots)] if slots else ())):
+        for each in (*held, *([attributes_of(value, slots)] if slots else ())):
             holder = Holder(name, each, is_open=each is own)
             yield holder, _inside(holder, each.items())
 
@@ -212,72 +225,10 @@ def _inside(holder: Holder, items: Iterable[tuple[Any, Any]]) -> list[Root]:
 
 
 def _is_peoples_own(cls: type[Any]) -> bool:
+    if cls.__module__ == "builtins":
+        return False
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return not _is_library(file or "")
-
-
-class _Reached(MutableMapping[str, Any]):
-    """Variables as a mapping: what is read and set by name, of names that stay the same."""
-
-    def __init__(
-        self,
-        owner: Any,
-        names: Iterable[str],
-        read: Callable[[str], Any],
-        write: Callable[[str, Any], None],
-    ) -> None:
-        self.owner = owner
-        self._names, self._read, self._write = list(names), read, write
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        try:
-            return self._read(name)
-        except (AttributeError, ValueError):  # not assigned yet
-            return None
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._write(name, value)
-
-    def __delitem__(self, name: str) -> None:
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def _variables_of(function: types.FunctionType) -> _Reached:
-    """Return the variables outside of a function that its code names: of closures, and global."""
-    code, outside = function.__code__, function.__globals__
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-
-    def read(name: str) -> Any:
-        return cells[name].cell_contents if name in cells else outside.get(name)
-
-    def write(name: str, value: Any) -> None:
-        if name in cells:
-            cells[name].cell_contents = value
-        else:
-            outside[name] = value
-
-    names = (*cells, *(name for name in _named_in(code) if name in outside))
-    return _Reached(function, names, read, write)
-
-
-def _attributes_of(owner: Any, names: Iterable[str]) -> _Reached:
-    """Return attributes that are not in a dict: those of a class, and slots."""
-    return _Reached(owner, names, partial(getattr, owner), partial(setattr, owner))
-
-
-def _named_in(code: types.CodeType) -> list[str]:
-    """Return the global names that code, and code inside of it, uses."""
-    codes = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    inner = [name for each in codes for name in _named_in(each)]
-    return list(dict.fromkeys((*code.co_names, *inner)))
 
 
 def _is_state(value: Any) -> bool:
@@ -335,7 +286,7 @@ def code_of(root: nn.Module) -> list[Root]:
     Their attributes are state as well, and so are global variables that their functions name.
     """
     classes = dict.fromkeys(each for module in root.modules() for each in type(module).__mro__)
-    return [(cls.__name__, cls) for cls in classes if _is_peoples_own(cls) and cls is not object]
+    return [(cls.__name__, cls) for cls in classes if _is_peoples_own(cls)]
 
 
 def modules_in_sight(known: Iterable[nn.Module]) -> list[Root]:
