@@ -18,6 +18,7 @@ from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.trace_framework import (
     EXACT_NOISE,
     NOISE,
+    Evaluated,
     Float16Magnitudes,
     Observed,
 )
@@ -61,7 +62,7 @@ class ToyTrainee:
     def state_bytes(self) -> int:
         return 8 * len(self.model.values)
 
-    def buffers(self, state: Any = None) -> dict[str, Any]:
+    def buffers(self, state: Any = None, *, exact: bool = False) -> dict[str, Any]:
         return {}
 
     def scale_buffers(self, state: Any, names: Any, factor: float) -> Any:
@@ -112,6 +113,12 @@ class ToyTrainee:
     def evaluate(self) -> float:
         assert self._task.evaluate is not None
         return float(self._task.evaluate(self.model))
+
+    def evaluate_watched(self, seed: int) -> Evaluated:
+        return Evaluated(self.evaluate())
+
+    def evaluate_batch(self, batch: Batch, seed: int) -> Evaluated:
+        return Evaluated(self.loss(batch, seed))
 
 
 class ToyTrace:

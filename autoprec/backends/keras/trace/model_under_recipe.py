@@ -42,6 +42,7 @@ from autoprec.backends.shared.trace_framework import (
     EXACT_NOISE,
     NOISE,
     TF32_NOISE,
+    Evaluated,
     Float16Magnitudes,
     Observed,
 )
@@ -142,7 +143,7 @@ class KerasTrainee:
         """Return the size of a copy of the state in bytes."""
         return sum(size_in_bytes(variable) for variable in state_variables(self.model))
 
-    def buffers(self, state: Snapshot | None = None) -> Mapping[str, Any]:
+    def buffers(self, state: Snapshot | None = None, *, exact: bool = False) -> Mapping[str, Any]:
         """Return the buffers of a copied state, or as the last batch left them."""
         if state is None:
             return self._left
@@ -214,6 +215,14 @@ class KerasTrainee:
         """Call the task's `evaluate`."""
         assert self._task.evaluate is not None
         return float(self._task.evaluate(self.model))
+
+    def evaluate_watched(self, seed: int) -> Evaluated:
+        """Call it without looking at outputs: what it calls is compiled by then."""
+        return Evaluated(self.evaluate())
+
+    def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
+        """Return None: not looked at."""
+        return None
 
     def close(self) -> None:
         """Restore the process's settings, and free the memory."""

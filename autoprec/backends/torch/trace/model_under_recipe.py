@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from autoprec.backends.shared.trace_framework import (
     EXACT_NOISE,
     NOISE,
     TF32_NOISE,
+    Evaluated,
     Float16Magnitudes,
     Observed,
 )
@@ -22,6 +24,7 @@ from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.trace import magnitudes
+from autoprec.backends.torch.trace.held_snapshot import around
 from autoprec.backends.torch.trace.model_state import (
     Snapshot,
     add_noise,
@@ -54,6 +57,9 @@ from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 
 _NOISE_SEED = 7919
+
+_MOST_CALLS = 8
+"""Calls of the model in the task's `evaluate` whose outputs are looked at."""
 
 
 class Applied(Protocol):
@@ -109,20 +115,22 @@ class TorchTrainee:
         return 1.0 if scaler is None else float(scaler.get_scale())
 
     def take_state(self) -> Snapshot:
-        """Copy parameters and buffers to the CPU."""
-        return take_snapshot(self.model)
+        """Copy parameters, buffers and other state to the CPU."""
+        return take_snapshot(self.model, around(self.task))
 
     def put_back(self, state: Snapshot) -> None:
         """Load a copied state."""
-        restore_snapshot(self.model, state)
+        restore_snapshot(self.model, state, around(self.task))
 
     def state_bytes(self) -> int:
         """Return the size of a copied state."""
-        return size_in_bytes(self.model)
+        return size_in_bytes(self.model, around(self.task))
 
-    def buffers(self, state: Snapshot | None = None) -> Mapping[str, torch.Tensor]:
+    def buffers(
+        self, state: Snapshot | None = None, *, exact: bool = False
+    ) -> Mapping[str, torch.Tensor]:
         """Return the buffers of a copied state, or as they are."""
-        return buffer_values(self.model, state)
+        return buffer_values(self.model, state, around(self.task), exact=exact)
 
     def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
         """Return a copied state with these buffers multiplied by a factor."""
@@ -213,9 +221,8 @@ class TorchTrainee:
         """
         self.model.zero_grad(set_to_none=True)
         losses, drew, outputs = [], False, RecordedOutputs()
-        seen = contextlib.nullcontext() if self.recipe.compile else outputs.of(self.model)
         kind = torch.device(self.device).type
-        with seen, noted_autocasts(self.model, kind) as autocasts:
+        with self._recording(outputs), noted_autocasts(self.model, kind) as autocasts:
             for batch, seed in parts:
                 outputs.next_part()
                 seed_everything(seed, self.model)
@@ -229,7 +236,10 @@ class TorchTrainee:
         found = gradients(self.model, self.scale * len(parts))
         self.model.zero_grad(set_to_none=True)
         mean = self._mean_over_ranks(sum(losses) / len(losses))
-        return Observed(mean, found, outputs.parts if any(outputs.parts) else (), drew)
+        return Observed(mean, found, outputs.found, drew)
+
+    def _recording(self, outputs: RecordedOutputs) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.recipe.compile else outputs.of(self.model)
 
     def weight_changes(
         self, updates: Sequence[Sequence[tuple[Any, int]]]
@@ -253,6 +263,39 @@ class TorchTrainee:
             metric = float(self.task.evaluate(self.model))
         reshard(self.model)
         return self._mean_over_ranks(metric)
+
+    def evaluate_watched(self, seed: int) -> Evaluated:
+        """See `Trainee`."""
+        outputs = RecordedOutputs(_MOST_CALLS)
+        outputs.next_part()
+        with rng_preserved(), self._recording(outputs):
+            seed_everything(seed)
+            metric = self.evaluate()
+        return Evaluated(metric, outputs.found)
+
+    def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
+        """Compute the loss with the model in evaluation mode; None where ranks share it.
+
+        Gradients are off, and on where the step itself needs them (forces, penalties).
+        """
+        if self.communication is not None:
+            return None
+        with training_modes_preserved(self.model):
+            self.model.eval()
+            with torch.no_grad():
+                found = self._evaluated(batch, seed)
+            again = found if found.error is None else self._evaluated(batch, seed)
+        return found if again.error is not None else again
+
+    def _evaluated(self, batch: Any, seed: int) -> Evaluated:
+        outputs = RecordedOutputs()
+        outputs.next_part()
+        try:
+            with self._recording(outputs), self._drawn_alike():
+                loss = float(self.forward_loss(copy.deepcopy(batch), seed).detach())
+        except Exception as error:
+            return Evaluated(None, outputs.found, error)
+        return Evaluated(loss, outputs.found)
 
 
 class PlainFloat32:
@@ -290,12 +333,15 @@ class PlainFloat32:
 
 
 def apply_recipe(
-    recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, device: str
+    recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, device: str, task: Task
 ) -> Applied:
-    """Apply `recipe` to a model as `apply_profile` would."""
+    """Apply `recipe` to a model as `apply_profile` would in a loop that has the task at hand."""
     from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 
     applied: Applied = TorchSurgeon().apply(
         recipe, model=model, optimizers=(optimizer,), device=device
     )
+    buffers = applied.scaler.buffers
+    for _, each in around(task) if buffers is not None else ():
+        buffers.note_loss(each)
     return applied
