@@ -98,11 +98,12 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return list(enumerate(value))
     if isinstance(value, _CLOSED) or type(value).__module__.partition(".")[0] in _LIBRARIES:
         return []
-    names = [*getattr(value, "__dict__", ()), *_slots(type(value))]
+    names = [*getattr(value, "__dict__", ()), *slot_names(type(value))]
     return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
 
 
-def _slots(kind: type) -> list[str]:
+def slot_names(kind: type) -> list[str]:
+    """List the attributes that a class keeps in slots."""
     found: list[str] = []
     for each in kind.__mro__:
         slots = vars(each).get("__slots__", ())

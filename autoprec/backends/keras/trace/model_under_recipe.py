@@ -19,6 +19,7 @@ import numpy as np
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.apply.untracked_state import untracked_variables
 from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.trace import magnitudes
@@ -64,7 +65,8 @@ class KerasTrainee:
         self.model.make_train_function()
         self._gradient_function: Any = None
         self._observing_function: Any = None
-        self._buffers = _buffer_paths(self.model)
+        self._state = state_variables(self.model)
+        self._buffers, self._seeds = _buffer_paths(self.model), _seeds(self.model)
         self._left: Mapping[str, Any] = {}
         self._drew = False
         self._readers: dict[Any, magnitudes.StepReader] = {}
@@ -131,16 +133,16 @@ class KerasTrainee:
 
     def take_state(self) -> Snapshot:
         """Copy the state."""
-        return [to_numpy(v) for v in state_variables(self.model)]
+        return [to_numpy(v) for v in self._state]
 
     def put_back(self, state: Snapshot) -> None:
         """Load a copied state."""
-        for variable, value in zip(state_variables(self.model), state, strict=True):
+        for variable, value in zip(self._state, state, strict=True):
             variable.assign(value)
 
     def state_bytes(self) -> int:
         """Return the size of a copy of the state in bytes."""
-        return sum(size_in_bytes(variable) for variable in state_variables(self.model))
+        return sum(size_in_bytes(variable) for variable in self._state)
 
     def buffers(self, state: Snapshot | None = None) -> Mapping[str, Any]:
         """Return the buffers of a copied state, or as the last batch left them."""
@@ -166,8 +168,7 @@ class KerasTrainee:
     def _seeds_moved(self, before: Snapshot) -> bool:
         """Say whether random numbers were drawn: seeds are part of the state."""
         return any(
-            "seed_generator" in variable.path and not np.array_equal(value, to_numpy(variable))
-            for variable, value in zip(state_variables(self.model), before, strict=True)
+            not np.array_equal(before[index], to_numpy(self._state[index])) for index in self._seeds
         )
 
     @property
@@ -220,18 +221,32 @@ class KerasTrainee:
         memory = VariableMemory(self.model)
         self.precision.restore()
         self.model = self.precision = None
+        self._state = []
         self._gradient_function = self._observing_function = None
         self._readers.clear()
         gc.collect()
         memory.free()
 
 
-def _buffer_paths(model: Any) -> dict[int, str]:
-    """Map positions in a model's state to the paths of buffers: weights that nothing trains.
+def _seeds(model: Any) -> list[int]:
+    """List the positions in a model's state of what generators of random numbers hold."""
+    untracked = untracked_variables(model, layer_units(model))
+    drawn = {id(each.variable) for each in untracked if each.draws}
+    return [
+        index
+        for index, variable in enumerate(state_variables(model))
+        if id(variable) in drawn or "seed_generator" in getattr(variable, "path", "")
+    ]
 
-    The seeds of dropout are none, nor are integers. Every build of the model gives the same paths.
+
+def _buffer_paths(model: Any) -> dict[int, str]:
+    """Map positions in a model's state to the paths of buffers: what changes without an optimizer.
+
+    They are weights that nothing trains, and variables that Keras does not know. The seeds of
+    dropout are none, nor are integers. Every build of the model gives the same paths.
     """
-    paths: dict[int, str] = {}
+    untracked = untracked_variables(model, layer_units(model))
+    paths = {id(each.variable): each.path for each in untracked if not each.draws}
     for unit in layer_units(model):  # parents first: the deepest layer names a weight
         for layer in unit.members:
             for each in layer.non_trainable_weights:
@@ -239,7 +254,8 @@ def _buffer_paths(model: Any) -> dict[int, str]:
     found: dict[int, str] = {}
     for index, variable in enumerate(state_variables(model)):
         path = paths.get(id(variable))
-        if path is not None and not str(variable.dtype).startswith(("int", "uint", "bool")):
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if path is not None and ("float" in dtype or "complex" in dtype):
             found[index] = path if path not in found.values() else f"{path} ({index})"
     return found
 

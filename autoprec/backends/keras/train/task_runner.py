@@ -22,7 +22,11 @@ from autoprec.backends.keras.apply.optimizer_attributes import (
     replace_optimizers,
 )
 from autoprec.backends.keras.apply.replicas import scope_of
-from autoprec.backends.keras.apply.skipped_updates import carried_states
+from autoprec.backends.keras.apply.untracked_state import (
+    carried_states,
+    stored_value,
+    untracked_variables,
+)
 from autoprec.backends.keras.train.checkpoint_loading import load_weights
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.raising_modules import note_modules
@@ -171,17 +175,18 @@ def _clip(task: Task, model: Any) -> None:
 def state_variables(model: Any) -> list[Any]:
     """List the model's state that training changes: weights, statistics, seeds; no metrics.
 
-    What stateful recurrent layers carry from batch to batch comes last.
+    What stateful recurrent layers carry from batch to batch follows, then what Keras does not know.
     """
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
-    carried = [v for layer in model._flatten_layers() for v in carried_states(layer)]
-    return [*(v for v in model.variables if id(v) not in metrics), *carried]
+    untracked = [each.variable for each in untracked_variables(model, layer_units(model))]
+    known = (v for v in model.variables if id(v) not in metrics)
+    return [*known, *carried_states(model), *untracked]
 
 
 @contextlib.contextmanager
 def state_kept(model: Any) -> Iterator[None]:
     """Put the model's state back at the end as it was, whatever is run inside."""
-    before = [(variable, keras.ops.copy(variable.value)) for variable in state_variables(model)]
+    before = [(variable, stored_value(variable)) for variable in state_variables(model)]
     try:
         yield
     finally:
