@@ -22,7 +22,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply.layer_names import LayerUnit, child_layers
-from autoprec.backends.keras.apply.nested_outputs import slot_names
+from autoprec.backends.keras.apply.nested_outputs import enclosed_by, slot_names
 
 #: Objects that are looked into for one model; it bounds what applying a recipe may cost.
 MOST_HOLDERS = 20_000
@@ -142,18 +142,9 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         parts = (value.func, *value.args, *value.keywords.values())
         yield from (("", part) for part in parts)
     elif isinstance(value, types.FunctionType):
-        yield from _enclosed(value)
+        yield from ((f".{name}", item) for name, item in enclosed_by(value))
     elif _is_looked_into(value):
         yield from ((f".{name}", item) for name, item in _attributes(value))
-
-
-def _enclosed(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    names = function.__code__.co_freevars
-    for name, cell in zip(names, function.__closure__ or (), strict=True):
-        try:
-            yield f".{name}", cell.cell_contents
-        except ValueError:
-            continue  # not assigned yet
 
 
 def _is_looked_into(value: Any) -> bool:
