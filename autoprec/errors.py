@@ -93,3 +93,9 @@ class Interrupted(AutoprecError):
 
 class AutoprecWarning(UserWarning):
     """The result is still right but worse than it could be; the message says why and what to do."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an exception says, or its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -44,6 +44,18 @@ class Observed:
     drew: bool = False
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation gives: the loss of a batch, or the task's metric, and the model's outputs.
+
+    `error` is what the task's code raised, and `value` None then; `outputs` are those until then.
+    """
+
+    value: float | None
+    outputs: Any = ()
+    error: Exception | None = None
+
+
 class Trainee(HoldsBuffers, Protocol):
     """A freshly built model with its optimizer under one recipe.
 
@@ -104,6 +116,15 @@ class Trainee(HoldsBuffers, Protocol):
 
     def evaluate(self) -> float:
         """Call the task's `evaluate`; training goes on as if it had not been called."""
+
+    def evaluate_watched(self, seed: int) -> Evaluated:
+        """Do so with random numbers drawn from `seed`, and give the outputs of its first calls."""
+
+    def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
+        """Compute a batch in evaluation mode, without an update; None where that is not known.
+
+        Its state may change as the task's own code changes it.
+        """
 
 
 class TraceFramework(Protocol):

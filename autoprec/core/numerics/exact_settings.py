@@ -25,6 +25,9 @@ from autoprec.core.numerics.verdict import Verdict
 ALLOWED = 1e-3
 """The relative error that is always allowed: sums in another order stay far below it."""
 
+ALLOWED_OF_METRIC = 0.02
+"""The same for the metric of the task's own `evaluate`, which may count what changes sides."""
+
 NOISE_FACTOR = 10.0
 """How many times as far as the null's a result may be off."""
 
@@ -72,10 +75,11 @@ class _Difference:
     error: float
     null: float
     of: str = "{}"
+    allowed: float = ALLOWED
 
     @property
     def limit(self) -> float:
-        return max(ALLOWED, NOISE_FACTOR * self.null)
+        return max(self.allowed, NOISE_FACTOR * self.null)
 
     @property
     def text(self) -> str:
@@ -150,8 +154,16 @@ def _what(found: SettingsComparison) -> str:
     """Describe what was compared."""
     batches = len(found.points)
     after = f", and the weights after {found.updates} updates" if found.updates else ""
-    results = "outputs, loss and gradient" if found.outputs_seen else "loss and gradient"
-    return f"{results} of {batches} batches at the first weights{after}"
+    results = ["loss", "gradient"]
+    if found.outputs_seen:
+        results.insert(0, "outputs")
+    if any(each.buffers for each in found.points):
+        results.append("buffers")
+    if found.evaluated:
+        results.append("evaluation")
+    *others, last = results
+    listed = f"{', '.join(others)} and {last}"
+    return f"{listed} of {batches} batches at the first weights{after}"
 
 
 def _wrong(found: SettingsComparison) -> list[_Difference]:
@@ -182,6 +194,20 @@ def _differences(found: SettingsComparison) -> list[_Difference]:
             _largest(each.gradient_error for each in found.noise),
             "is {} off",
         ),
+        _Difference(
+            "its evaluation",
+            _largest(each.evaluation_error for each in known),
+            _largest(each.evaluation_error for each in found.noise),
+            "is {} off",
+        ),
+        *_buffer_differences(known, found.noise),
+        _Difference(
+            "the metric of evaluate()",
+            or_infinity(found.metric_error),
+            _largest(found.metric_noise),
+            "is {} off",
+            ALLOWED_OF_METRIC,
+        ),
     ]
     if found.updates:
         after = _Difference(
@@ -192,6 +218,25 @@ def _differences(found: SettingsComparison) -> list[_Difference]:
         )
         differences.append(after)
     return differences
+
+
+def _buffer_differences(
+    points: Sequence[SettingsPoint], noise: Sequence[SettingsPoint]
+) -> list[_Difference]:
+    """Return how far each buffer's change is off, the largest of all batches; the worst first."""
+    errors, nulls = _buffer_errors(points), _buffer_errors(noise)
+    differences = [
+        _Difference(f"its buffer {name}", error, nulls.get(name, 0.0), "changes {} otherwise")
+        for name, error in errors.items()
+    ]
+    return sorted(differences, key=lambda each: -each.error)
+
+
+def _buffer_errors(points: Sequence[SettingsPoint]) -> dict[str, float]:
+    errors: dict[str, float] = {}
+    for each in (buffer for point in points for buffer in point.buffers):
+        errors[each.name] = max(errors.get(each.name, 0.0), or_infinity(each.error))
+    return errors
 
 
 def _loss_error(point: SettingsPoint, scale: float) -> float:

@@ -148,7 +148,9 @@ class SettingsPoint:
     """One batch at the initial weights: under a recipe's settings in float32, and in plain float32.
 
     `outputs_error` is how far the model's outputs are apart, relative to how they vary over the
-    batch; `gradient_error` is relative to the gradient. None: not finite, or of another shape.
+    batch; `gradient_error` is relative to the gradient. `evaluation_error` is the larger of both
+    errors, the outputs' and the loss's, in evaluation. None: not finite, or of another shape.
+    `buffers` are those that the float32 step changed.
     """
 
     batch: int
@@ -156,6 +158,8 @@ class SettingsPoint:
     reference: float | None
     outputs_error: float | None
     gradient_error: float | None
+    evaluation_error: float | None = 0.0
+    buffers: tuple[BufferUpdate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,9 +168,10 @@ class SettingsComparison:
 
     `weights_error` is how far the weights are apart after `updates` updates, relative to how far
     these moved them. `noise` and `weights_noise` are the same for plain float32 with weights that
-    are off by `rounding`, a few times as much as its own rounding errors. Without points nothing
-    could be compared; `not_covered` says why. `drew` says whether plain float32 drew random
-    numbers.
+    are off by `rounding`, a few times as much as its own rounding errors. `metric_error` is the
+    relative error of the task's own `evaluate`. Without points nothing could be compared;
+    `not_covered` says why. `drew` says whether plain float32 drew random numbers, and `evaluated`
+    whether batches were evaluated as well.
     """
 
     points: tuple[SettingsPoint, ...] = ()
@@ -177,6 +182,9 @@ class SettingsComparison:
     rounding: float = 0.0
     outputs_seen: bool = True
     drew: bool = False
+    evaluated: bool = False
+    metric_error: float | None = 0.0
+    metric_noise: tuple[float | None, ...] = ()
     not_covered: tuple[str, ...] = ()
 
 

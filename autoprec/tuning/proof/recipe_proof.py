@@ -37,6 +37,7 @@ from autoprec.core.numerics.runnable import RunAttempt
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.errors import first_line
 from autoprec.tuning.proof import loss_scale_search
 from autoprec.tuning.proof.island_search import (
     IslandSearchResult,
@@ -52,7 +53,7 @@ from autoprec.tuning.proof.recorded_runs import (
     RunRecorder,
     float32_of,
 )
-from autoprec.tuning.proof.settings_proof import SettingsProof, first_line, raised_by_recipe
+from autoprec.tuning.proof.settings_proof import SettingsProof, raised_by_recipe
 from autoprec.workers.failures import WorkerFailure
 
 OnProgress = Callable[[str, int], None]

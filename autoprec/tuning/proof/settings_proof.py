@@ -18,7 +18,7 @@ from autoprec.core.numerics.exact_settings import (
 from autoprec.core.numerics.reference_recipe import Setting, settings_in_float32, settings_of
 from autoprec.core.numerics.traces import SettingsComparison
 from autoprec.core.recipe import Recipe
-from autoprec.errors import AutoprecError
+from autoprec.errors import AutoprecError, first_line
 from autoprec.workers.failures import FailureKind, WorkerFailure, classify_exception
 
 
@@ -114,9 +114,3 @@ def raised_by_recipe(error: Exception) -> bool:
             FailureKind.NONFINITE,
         )
     return not isinstance(error, AutoprecError | MemoryError | OSError)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what an exception says, or its type."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -8,7 +8,7 @@ import pytest
 
 from autoprec.core.numerics.exact_settings import ALLOWED, agrees, judge_settings, raises
 from autoprec.core.numerics.reference_recipe import settings_of
-from autoprec.core.numerics.traces import SettingsComparison, SettingsPoint
+from autoprec.core.numerics.traces import BufferUpdate, SettingsComparison, SettingsPoint
 from autoprec.core.recipe import Recipe
 
 LAID_OUT = settings_of(Recipe(memory_format="channels_last"))
@@ -21,6 +21,13 @@ def point(
     loss: float | None = 2.0, outputs: float | None = 1e-6, gradient: float | None = 1e-6
 ) -> SettingsPoint:
     return SettingsPoint(0, loss, 2.0, outputs, gradient)
+
+
+def left(*errors: float | None) -> SettingsPoint:
+    """Return a point whose training is equal, and whose buffers a, b, ... are not."""
+    names = "abcd"[: len(errors)]
+    buffers = tuple(BufferUpdate(n, e) for n, e in zip(names, errors, strict=True))
+    return replace(point(), buffers=buffers)
 
 
 def found(*points: SettingsPoint, noise: float | None = 1e-6, **known: float) -> SettingsComparison:
@@ -43,6 +50,12 @@ def found(*points: SettingsPoint, noise: float | None = 1e-6, **known: float) ->
             "its weights after 2 updates moved 140 % otherwise",
         ),
         (found(point(), point(), point(gradient=0.01)), "its gradient is 1 % off"),
+        (found(replace(point(), evaluation_error=0.3)), "its evaluation is 30 % off"),
+        (found(replace(point(), evaluation_error=None)), "its evaluation is infinitely far off"),
+        (found(left(1e-6, 0.2)), "its buffer b changes 20 % otherwise"),
+        (found(left(0.1), left(0.01, 0.2)), "its buffer b changes 20 % otherwise; its buffer a"),
+        (found(left(None)), "its buffer a changes infinitely far otherwise"),
+        (found(point(), metric_error=0.1), "the metric of evaluate() is 10 % off"),
     ],
 )
 def test_what_computes_something_else_is_rejected_with_what_and_how_much(
@@ -92,6 +105,22 @@ def test_a_chaotic_model_is_allowed_what_noise_of_rounding_s_size_does(
             found(point(), noise=noise, weights_error=error),
         ):
             assert agrees(comparison) is accepted
+
+
+def test_noise_in_a_buffer_excuses_that_buffer_alone() -> None:
+    noisy = SettingsPoint(0, 2.0, 2.0, 1e-6, 1e-6, buffers=(BufferUpdate("a", 0.05),))
+    assert agrees(replace(found(left(0.4, 1e-6)), noise=(noisy,)))
+    assert not agrees(replace(found(left(0.4, 0.4)), noise=(noisy,)))
+
+
+def test_a_metric_may_count_a_sample_more_or_less() -> None:
+    assert agrees(found(point(), metric_error=0.019))
+    assert agrees(replace(found(point(), metric_error=0.2), metric_noise=(0.0, 0.05)))
+
+
+def test_the_verdict_says_that_buffers_and_evaluation_were_compared() -> None:
+    judged = judge_settings(replace(found(left(1e-6)), evaluated=True), LAID_OUT)
+    assert "outputs, loss, gradient, buffers and evaluation of 1 batches" in judged.verdict.reason
 
 
 def test_what_noise_makes_infinite_excuses_anything_of_its_kind() -> None:

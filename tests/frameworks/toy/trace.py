@@ -18,6 +18,7 @@ from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.trace_framework import (
     EXACT_NOISE,
     NOISE,
+    Evaluated,
     Float16Magnitudes,
     Observed,
 )
@@ -112,6 +113,12 @@ class ToyTrainee:
     def evaluate(self) -> float:
         assert self._task.evaluate is not None
         return float(self._task.evaluate(self.model))
+
+    def evaluate_watched(self, seed: int) -> Evaluated:
+        return Evaluated(self.evaluate())
+
+    def evaluate_batch(self, batch: Batch, seed: int) -> Evaluated:
+        return Evaluated(self.loss(batch, seed))
 
 
 class ToyTrace:

@@ -126,7 +126,7 @@ def test_float32_and_bfloat16_in_channels_last_are_equal_whatever_is_drawn(
     mixed = checked.prove(LAID_OUT.with_policy(Policy.MIXED_BFLOAT16))
     assert mixed.accepted, mixed.reason
     assert mixed.steps >= 30
-    assert mixed.covered[0].startswith("channels_last in float32: outputs, loss and gradient")
+    assert mixed.covered[0].startswith("channels_last in float32: outputs, loss, gradient and")
 
 
 def test_a_step_of_its_own_is_seen_as_well() -> None:
@@ -204,6 +204,85 @@ def test_what_raises_in_a_layout_alone_is_named() -> None:
     assert settings is not None
     assert settings.guilty == ("memory_format",)
     assert "with channels_last the task's own code raises: view size" in settings.verdict.reason
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """Reorder a feature map's numbers as they lie in memory."""
+    return x.as_strided(x.shape, torch.empty(x.shape).stride())
+
+
+class EvaluatedInMemoryOrder(Net):
+    def between(self, x: Tensor) -> Tensor:
+        return x.relu() if self.training else in_memory_order(x).relu()
+
+
+class ViewedInEvaluation(Net):
+    def between(self, x: Tensor) -> Tensor:
+        return x.relu() if self.training else x.view(len(x), -1).view(x.shape).relu()
+
+
+class AveragedInMemoryOrder(Net):
+    """Keeps an average of its first row, which nothing in training reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(8, 8))
+
+    def between(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.average.lerp_(in_memory_order(x.detach())[:, :, 0].mean(0), 0.1)
+        return x.relu()
+
+
+class WithScores(Net):
+    def scores(self, x: Tensor) -> Tensor:
+        found: Tensor = in_memory_order(self.first(x))[:, 0].std((1, 2))
+        return found
+
+
+def mean_of_scores(model: nn.Module) -> float:
+    torch.manual_seed(0)
+    assert isinstance(model, WithScores)
+    return float(model.scores(torch.randn(8, 3, 8, 8)).mean().detach())
+
+
+@pytest.mark.parametrize(
+    ("model", "told", "given"),
+    [
+        (EvaluatedInMemoryOrder, "its evaluation is", {}),
+        (ViewedInEvaluation, "the task's own code raises: view size", {}),
+        (AveragedInMemoryOrder, "its buffer average changes", {}),
+        (WithScores, "the metric of evaluate() is", {"evaluate": mean_of_scores}),
+    ],
+)
+def test_what_only_evaluation_meets_is_compared_as_well(
+    model: type[Net], told: str, given: dict[str, Any]
+) -> None:
+    verdict = proof(model, **given).prove(LAID_OUT)
+    assert verdict.verdict == "rejected"
+    assert f"with channels_last {'' if 'raises' in told else 'it computes'}" in verdict.reason
+    assert told in verdict.reason
+
+
+def test_a_step_that_needs_gradients_or_losses_of_training_is_evaluated_as_far_as_it_goes() -> None:
+    class TwoWays(Net):
+        def forward(self, x: Tensor) -> Any:
+            found = super().forward(x)
+            return {"loss": found.square().mean()} if self.training else (found,)
+
+    def training_step(model: nn.Module, batch: Any) -> Tensor:
+        loss: Tensor = model(batch[0])["loss"]
+        return loss
+
+    def forces(model: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].requires_grad_()
+        (force,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return force.square().mean()
+
+    for model, step in ((TwoWays, training_step), (Net, forces)):
+        verdict = proof(model, loss_fn=None, training_step=step).prove(LAID_OUT)
+        assert verdict.verdict == "equal"
+        assert "gradient and evaluation of 5 batches" in verdict.reason
 
 
 class Swapped(torch.optim.AdamW):

@@ -43,6 +43,7 @@ from autoprec.backends.shared.trace_framework import (
     EXACT_NOISE,
     NOISE,
     TF32_NOISE,
+    Evaluated,
     Float16Magnitudes,
     Observed,
 )
@@ -215,6 +216,14 @@ class KerasTrainee:
         """Call the task's `evaluate`."""
         assert self._task.evaluate is not None
         return float(self._task.evaluate(self.model))
+
+    def evaluate_watched(self, seed: int) -> Evaluated:
+        """Call it without looking at outputs: what it calls is compiled by then."""
+        return Evaluated(self.evaluate())
+
+    def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
+        """Return None: not looked at."""
+        return None
 
     def close(self) -> None:
         """Restore the process's settings, and free the memory."""

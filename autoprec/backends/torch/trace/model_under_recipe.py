@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from autoprec.backends.shared.trace_framework import (
     EXACT_NOISE,
     NOISE,
     TF32_NOISE,
+    Evaluated,
     Float16Magnitudes,
     Observed,
 )
@@ -54,6 +56,9 @@ from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 
 _NOISE_SEED = 7919
+
+_MOST_CALLS = 8
+"""Calls of the model in the task's `evaluate` whose outputs are looked at."""
 
 
 class Applied(Protocol):
@@ -213,9 +218,8 @@ class TorchTrainee:
         """
         self.model.zero_grad(set_to_none=True)
         losses, drew, outputs = [], False, RecordedOutputs()
-        seen = contextlib.nullcontext() if self.recipe.compile else outputs.of(self.model)
         kind = torch.device(self.device).type
-        with seen, noted_autocasts(self.model, kind) as autocasts:
+        with self._recording(outputs), noted_autocasts(self.model, kind) as autocasts:
             for batch, seed in parts:
                 outputs.next_part()
                 seed_everything(seed)
@@ -229,7 +233,10 @@ class TorchTrainee:
         found = gradients(self.model, self.scale * len(parts))
         self.model.zero_grad(set_to_none=True)
         mean = self._mean_over_ranks(sum(losses) / len(losses))
-        return Observed(mean, found, outputs.parts if any(outputs.parts) else (), drew)
+        return Observed(mean, found, outputs.found, drew)
+
+    def _recording(self, outputs: RecordedOutputs) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.recipe.compile else outputs.of(self.model)
 
     def weight_changes(
         self, updates: Sequence[Sequence[tuple[Any, int]]]
@@ -253,6 +260,39 @@ class TorchTrainee:
             metric = float(self.task.evaluate(self.model))
         reshard(self.model)
         return self._mean_over_ranks(metric)
+
+    def evaluate_watched(self, seed: int) -> Evaluated:
+        """See `Trainee`."""
+        outputs = RecordedOutputs(_MOST_CALLS)
+        outputs.next_part()
+        with rng_preserved(), self._recording(outputs):
+            seed_everything(seed)
+            metric = self.evaluate()
+        return Evaluated(metric, outputs.found)
+
+    def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
+        """Compute the loss with the model in evaluation mode; None where ranks share it.
+
+        Gradients are off, and on where the step itself needs them (forces, penalties).
+        """
+        if self.communication is not None:
+            return None
+        with training_modes_preserved(self.model):
+            self.model.eval()
+            with torch.no_grad():
+                found = self._evaluated(batch, seed)
+            again = found if found.error is None else self._evaluated(batch, seed)
+        return found if again.error is not None else again
+
+    def _evaluated(self, batch: Any, seed: int) -> Evaluated:
+        outputs = RecordedOutputs()
+        outputs.next_part()
+        try:
+            with self._recording(outputs), self._drawn_alike():
+                loss = float(self.forward_loss(copy.deepcopy(batch), seed).detach())
+        except Exception as error:
+            return Evaluated(None, outputs.found, error)
+        return Evaluated(loss, outputs.found)
 
 
 class PlainFloat32:

@@ -25,21 +25,32 @@ Parts = Sequence[Sequence[torch.Tensor]]
 class RecordedOutputs:
     """The outputs of a model by the parts of a batch, in the order of its calls.
 
-    Each is a matrix with a row for every entry of its first dimension.
+    Each is a matrix with a row for every entry of its first dimension. Of each part at most
+    `most_calls` are recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_calls: int | None = None) -> None:
         self.parts: list[list[torch.Tensor]] = []
+        self._most_calls, self._calls = most_calls, 0
+
+    @property
+    def found(self) -> Parts:
+        """Return the outputs by parts; empty where there were none."""
+        return self.parts if any(self.parts) else ()
 
     def next_part(self) -> None:
         """Record what follows as another part."""
         self.parts.append([])
+        self._calls = 0
 
     @contextlib.contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
         """Record the outputs of `model` inside."""
 
         def record(module: nn.Module, args: Any, outputs: Any) -> None:
+            self._calls += 1
+            if self._most_calls is not None and self._calls > self._most_calls:
+                return
             self.parts[-1].extend(_matrix(each) for each in tensors_in(outputs) if _known(each))
 
         handle = model.register_forward_hook(record)
