@@ -8,6 +8,7 @@ same in every build.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -23,9 +24,13 @@ from autoprec.backends.keras.apply.untracked_state import untracked_variables
 from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.trace import magnitudes
-from autoprec.backends.keras.trace.recorded_outputs import Outputs, observing_function
+from autoprec.backends.keras.trace.recorded_outputs import (
+    Evaluation,
+    Outputs,
+    observing_function,
+)
 from autoprec.backends.keras.train.data import count_samples, size_in_bytes, to_numpy
-from autoprec.backends.keras.train.rng import same_in_every_dtype
+from autoprec.backends.keras.train.rng import KerasGenerators, same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import (
     VariableMemory,
     build_model,
@@ -66,6 +71,7 @@ class KerasTrainee:
         self.model.make_train_function()
         self._gradient_function: Any = None
         self._observing_function: Any = None
+        self._evaluation: Evaluation | None = None
         self._state = state_variables(self.model)
         self._buffers, self._seeds = _buffer_paths(self.model), _seeds(self.model)
         self._left: Mapping[str, Any] = {}
@@ -219,11 +225,29 @@ class KerasTrainee:
 
     def evaluate_watched(self, seed: int) -> Evaluated:
         """Call it without looking at outputs: what it calls is compiled by then."""
-        return Evaluated(self.evaluate())
+        generators = KerasGenerators()
+        before = generators.capture()
+        keras.utils.set_random_seed(seed)
+        try:
+            return Evaluated(self.evaluate())
+        finally:
+            generators.restore(before)
 
     def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
-        """Return None: not looked at."""
-        return None
+        """Run the model's own `test_step`."""
+        if self._evaluation is None:
+            self._evaluation = Evaluation(self.model)
+        try:
+            loss, shown = self._run(self._evaluation, batch)
+        except Exception as error:
+            return Evaluated(None, (), error)
+        outputs = Outputs([to_numpy(each) for each in shown], count_samples(self._task, batch))
+        value = to_float(loss)
+        return Evaluated(
+            None if math.isnan(value) else value,
+            [outputs] if outputs.matrices else (),
+            self._evaluation.error,
+        )
 
     def close(self) -> None:
         """Restore the process's settings, and free the memory."""
@@ -231,7 +255,7 @@ class KerasTrainee:
         self.precision.restore()
         self.model = self.precision = None
         self._state = []
-        self._gradient_function = self._observing_function = None
+        self._gradient_function = self._observing_function = self._evaluation = None
         self._readers.clear()
         gc.collect()
         memory.free()
