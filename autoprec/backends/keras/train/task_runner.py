@@ -155,14 +155,35 @@ def build_model(task: Task, seed: int, batch: Any) -> Any:
 
 
 def make_variables(model: Any, batch: Any) -> None:
-    """Make what a first `fit` would: weights, metrics, and the optimizer's variables."""
+    """Make what a first `fit` would: weights, metrics, and the optimizer's variables.
+
+    A layer that makes variables when it is called, as a stateful recurrent one does, makes them in
+    a function that never runs.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     with scope_of(model):
-        model._symbolic_build(data_batch=batch)
+        if not on_tensorflow() or not _built_of_shapes(model, batch):
+            if on_tensorflow():
+                _trace_forward(model, x)
+            model._symbolic_build(data_batch=batch)
         if not model.built:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             model(x)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+
+
+def _built_of_shapes(model: Any, batch: Any) -> bool:
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception:
+        return False
+    return True
+
+
+def _trace_forward(model: Any, x: Any) -> None:
+    import tensorflow as tf
+
+    tf.function(lambda: model(x, training=False), autograph=False).get_concrete_function()
 
 
 def _clip(task: Task, model: Any) -> None:
