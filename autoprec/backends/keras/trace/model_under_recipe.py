@@ -303,6 +303,6 @@ def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float 
     """Return ||g - g32|| / ||g32|| over all weights, None where it is not finite."""
     difference = total = 0.0
     for ours, theirs in zip(candidate, reference, strict=True):
-        difference += float(np.sum(np.square((ours - theirs).astype(np.float64))))
-        total += float(np.sum(np.square(theirs.astype(np.float64))))
+        difference += float(np.sum(np.square(np.abs(ours - theirs).astype(np.float64))))
+        total += float(np.sum(np.square(np.abs(theirs).astype(np.float64))))
     return relative_error(difference, total)
