@@ -24,7 +24,7 @@ _END = object()
 _SPREAD_BATCHES = 32
 """How many batches are kept at even distances."""
 
-_UNLIKE_BATCHES = 2
+_UNLIKE_BATCHES = 3
 """How many of the batches with the least similar halves are compared."""
 
 _KEPT_UNLIKE = 4
@@ -329,17 +329,18 @@ class _Kept:
 def unlikeness_of(halves: Iterable[tuple[Any, Any]]) -> tuple[float, ...]:
     """Say of each pair of arrays how much two halves of a batch differ in what a loss may count.
 
-    Two numbers from 0 to 1 each, the second for values that are no numbers. Compared are the shares
-    of zeros, of negative and of positive numbers, how many there are, and their sums: padding,
-    masks, ignored targets, one class of several, objects in lists, weights of samples.
+    Three numbers from 0 to 1 each, the second for values that are no numbers, the third for the
+    largest, by which a batch may be scaled. Compared are otherwise the shares of zeros, of negative
+    and of positive numbers, how many there are, and their sums: padding, masks, ignored targets,
+    one class of several, objects in lists, weights of samples.
     """
     return tuple(found for pair in halves for found in _differences(*pair))
 
 
-def _differences(one: Any, other: Any) -> tuple[float, float]:
+def _differences(one: Any, other: Any) -> tuple[float, float, float]:
     sizes = [float(_count(one)), float(_count(other))]
     if not all(sizes):
-        return 0.0 if sizes[0] == sizes[1] else 1.0, 0.0
+        return 0.0 if sizes[0] == sizes[1] else 1.0, 0.0, 0.0
     parts = one * 1.0, other * 1.0  # truths are numbers, too
     zero, negative, positive = (
         [float(count.sum()) / size for count, size in zip(counts, sizes, strict=True)]
@@ -351,7 +352,10 @@ def _differences(one: Any, other: Any) -> tuple[float, float]:
     if 0.0 < max(weights) < math.inf:
         differences.append(min(1.0, abs(sums[0] - sums[1]) / max(weights)))
     numbers = [sum(shares) for shares in zip(zero, negative, positive, strict=True)]
-    return max(d for d in differences if not math.isnan(d)), abs(numbers[0] - numbers[1])
+    largest = max(d for d in differences if not math.isnan(d))
+    low, high = sorted(float(abs(part).max()) for part in parts)
+    peak = 1.0 - low / high if high > 0.0 and math.isfinite(low + high) else 0.0
+    return largest, abs(numbers[0] - numbers[1]), peak
 
 
 def _at(look: Look, place: int) -> float:

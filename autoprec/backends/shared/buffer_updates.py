@@ -46,8 +46,11 @@ _ROUNDINGS = 4.0
 class HoldsBuffers(Protocol):
     """What a model under a recipe shows of its floating-point buffers."""
 
-    def buffers(self, state: Any = None) -> Values:
-        """Return those of a copied state; without one, those that the last batch left."""
+    def buffers(self, state: Any = None, *, exact: bool = False) -> Values:
+        """Return those of a copied state; without one, those that the last batch left.
+
+        With `exact`, those of whole numbers and truth values as well, where that is known.
+        """
 
     def scale_buffers(self, state: Any, names: Collection[str], factor: float) -> Any:
         """Return a copied state with these buffers multiplied by a factor."""
@@ -65,9 +68,14 @@ class StepBuffers:
     from_scaled: Values = field(default_factory=dict)
 
     @staticmethod
-    def left_by(trainee: HoldsBuffers, state: Any) -> StepBuffers:
-        """Return what the step that the trainee just took from `state` left."""
-        return StepBuffers(trainee.buffers(state), trainee.buffers())
+    def left_by(trainee: HoldsBuffers, state: Any, *, exact: bool = False) -> StepBuffers:
+        """Return what the step that the trainee just took from `state` left.
+
+        What the step made counts from zero.
+        """
+        before, after = trainee.buffers(state, exact=exact), trainee.buffers(exact=exact)
+        made = {name: values - values for name, values in after.items() if name not in before}
+        return StepBuffers({**before, **made}, after)
 
     @property
     def changed(self) -> tuple[str, ...]:

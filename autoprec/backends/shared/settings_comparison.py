@@ -224,7 +224,7 @@ class _Comparison:
         if self.count > 1:
             begin()
             model.observe([self._first_part(index)])
-        buffers = StepBuffers.left_by(model, start)
+        buffers = StepBuffers.left_by(model, start, exact=True)
         begin()
         return _Seen(observed, buffers, model.evaluate_batch(*self._first_part(index)))
 

@@ -51,7 +51,7 @@ class Weight:
     def state_bytes(self) -> int:
         return 100
 
-    def buffers(self, state: Any = None) -> dict[str, Any]:
+    def buffers(self, state: Any = None, *, exact: bool = False) -> dict[str, Any]:
         now = self.framework.left.get(self.recipe.memory_format)
         return {} if now is None else {"mean": np.array([0.0 if state is not None else now])}
 

@@ -62,7 +62,7 @@ class ToyTrainee:
     def state_bytes(self) -> int:
         return 8 * len(self.model.values)
 
-    def buffers(self, state: Any = None) -> dict[str, Any]:
+    def buffers(self, state: Any = None, *, exact: bool = False) -> dict[str, Any]:
         return {}
 
     def scale_buffers(self, state: Any, names: Any, factor: float) -> Any:

@@ -234,6 +234,29 @@ class AveragedInMemoryOrder(Net):
         return x.relu()
 
 
+class CountedInMemoryOrder(Net):
+    """Counts which column of a row is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(8, dtype=torch.int64))
+
+    def between(self, x: Tensor) -> Tensor:
+        largest = in_memory_order(x.detach())[:, :, 0].argmax(-1)
+        self.counts += torch.bincount(largest.flatten(), minlength=8)
+        return x.relu()
+
+
+class KeptInMemoryOrder(Net):
+    """Keeps the last feature map, as it lies in memory, where no buffer is."""
+
+    last: Tensor | None = None
+
+    def between(self, x: Tensor) -> Tensor:
+        self.last = in_memory_order(x.detach())
+        return x.relu()
+
+
 class WithScores(Net):
     def scores(self, x: Tensor) -> Tensor:
         found: Tensor = in_memory_order(self.first(x))[:, 0].std((1, 2))
@@ -252,6 +275,8 @@ def mean_of_scores(model: nn.Module) -> float:
         (EvaluatedInMemoryOrder, "its evaluation is", {}),
         (ViewedInEvaluation, "the task's own code raises: view size", {}),
         (AveragedInMemoryOrder, "its buffer average changes", {}),
+        (CountedInMemoryOrder, "its buffer counts changes", {}),
+        (KeptInMemoryOrder, "its buffer last changes", {}),
         (WithScores, "the metric of evaluate() is", {"evaluate": mean_of_scores}),
     ],
 )

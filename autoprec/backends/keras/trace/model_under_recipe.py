@@ -151,7 +151,7 @@ class KerasTrainee:
         """Return the size of a copy of the state in bytes."""
         return sum(size_in_bytes(variable) for variable in self._state)
 
-    def buffers(self, state: Snapshot | None = None) -> Mapping[str, Any]:
+    def buffers(self, state: Snapshot | None = None, *, exact: bool = False) -> Mapping[str, Any]:
         """Return the buffers of a copied state, or as the last batch left them."""
         if state is None:
             return self._left

@@ -128,6 +128,8 @@ class _Copies:
     def _copy(self, holder: Holder) -> Any:
         """Return a shallow copy to be filled; the original, named, where there is none."""
         value = holder.value
+        if holder.kind is Kind.ARRAY:
+            return value.copy()  # in C's order, in which its items are counted
         if holder.kind is not Kind.CLOSED:
             for copied in (copy.copy, _with_its_attributes):
                 try:
@@ -173,6 +175,8 @@ class _Copies:
                 dict.__setitem__(made, key, new)
             elif isinstance(made, list) and not is_attribute:
                 list.__setitem__(made, key, new)
+            elif not is_attribute and holder.kind is Kind.ARRAY:
+                made.reshape(-1)[key] = new
             elif not is_attribute:
                 made[key] = new
             elif key in getattr(made, "__dict__", ()):

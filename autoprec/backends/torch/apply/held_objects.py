@@ -10,9 +10,10 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import gc
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -40,6 +41,7 @@ class Kind(enum.Enum):
     MAPPING = enum.auto()
     SEQUENCE = enum.auto()
     FIXED = enum.auto()  # made with its items: a tuple, a set
+    ARRAY = enum.auto()  # NumPy's, of objects or of numbers
     OBJECT = enum.auto()
     CLOSED = enum.auto()  # can be looked into, not copied
 
@@ -105,7 +107,16 @@ def _judge(cls: type[Any]) -> Kind:
         return Kind.SEQUENCE
     if issubclass(cls, tuple | set | frozenset | types.MappingProxyType):
         return Kind.FIXED
-    return Kind.OBJECT if _is_looked_into(cls) else Kind.LEAF
+    if any((base.__module__, base.__name__) == ("numpy", "ndarray") for base in cls.__mro__):
+        return Kind.ARRAY
+    if _is_looked_into(cls):
+        return Kind.OBJECT
+    holds = hasattr(cls, "__next__") or cls.__dictoffset__ != 0
+    return Kind.CLOSED if holds and _is_standard(cls) else Kind.LEAF
+
+
+def _is_standard(cls: type[Any]) -> bool:
+    return (cls.__module__ or "").partition(".")[0] in sys.stdlib_module_names
 
 
 kind_of = cast("Callable[[type[Any]], Kind]", functools.lru_cache(maxsize=4096)(_judge))
@@ -121,9 +132,9 @@ def _is_looked_into(cls: type[Any]) -> bool:
     top = module.partition(".")[0]
     if top in ("torch", "numpy"):
         return module.startswith("torch.distributions")
-    if top in sys.stdlib_module_names and module != "collections":
+    if _is_standard(cls) and module != "collections":
         return False
-    return bool(cls.__dictoffset__) or bool(_slots_of(cls))
+    return bool(cls.__dictoffset__) or bool(slots_of(cls))
 
 
 def _list_slots(cls: type[Any]) -> tuple[str, ...]:
@@ -137,7 +148,7 @@ def _list_slots(cls: type[Any]) -> tuple[str, ...]:
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
-_slots_of = cast(
+slots_of = cast(
     "Callable[[type[Any]], tuple[str, ...]]", functools.lru_cache(maxsize=4096)(_list_slots)
 )
 
@@ -152,10 +163,12 @@ def held_by(value: Any, kind: Kind) -> Iterator[tuple[bool, Any, Any]]:
     elif kind is Kind.SEQUENCE or kind is Kind.FIXED:
         items = value.items() if isinstance(value, types.MappingProxyType) else enumerate(value)
         yield from ((False, key, each) for key, each in items)
+    elif kind is Kind.ARRAY and value.dtype.hasobject:
+        yield from ((False, index, each) for index, each in enumerate(value.flat))
     own = getattr(value, "__dict__", None)
     if type(own) is dict:
         yield from ((True, name, each) for name, each in own.items())
-    for name in _slots_of(type(value)):
+    for name in slots_of(type(value)):
         try:
             yield True, name, object.__getattribute__(value, name)
         except AttributeError:
@@ -163,24 +176,40 @@ def held_by(value: Any, kind: Kind) -> Iterator[tuple[bool, Any, Any]]:
 
 
 def _enclosed(value: Any) -> Iterator[Any]:
-    """Yield what a function, an iterator or a view would use when it is called or iterated."""
+    """Yield what an object would use when it is called, iterated or asked."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
         yield value.__self__
     elif isinstance(value, types.GeneratorType):
-        yield from (value.gi_frame.f_locals if value.gi_frame else {}).values()
+        yield from _without_iterators((value.gi_frame.f_locals if value.gi_frame else {}).values())
     elif isinstance(value, _VIEWS):
         yield from value
     elif isinstance(value, _ITERATORS):
         yield from _iterated(value)
-    else:
+    elif isinstance(value, types.FunctionType):
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:
                 continue  # not assigned yet
+    elif hasattr(type(value), "__next__"):  # enumerate, itertools and the like
+        yield from _without_iterators(gc.get_referents(value))
+    else:  # a future, a queue; others of the standard library that these know are not their content
+        own = getattr(value, "__dict__", {})
+        yield from (each for each in own.values() if not _is_standard_object(each))
+
+
+def _without_iterators(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield what iterators go through instead of them."""
+    for each in values:
+        yield from _enclosed(each) if hasattr(type(each), "__next__") else (each,)
+
+
+def _is_standard_object(value: Any) -> bool:
+    """Say whether it is an object of the standard library that is no container."""
+    return kind_of(type(value)) is Kind.CLOSED and not isinstance(value, _CLOSED)
 
 
 def _iterated(iterator: Any) -> Iterator[Any]:

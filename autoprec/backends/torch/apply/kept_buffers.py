@@ -13,31 +13,26 @@ for nothing. Version counters cannot say which buffers change: batch norms and `
 move them. They are only asked of large buffers (masks, tables, queues), which are copied if they
 changed during an earlier step; in the first step all are.
 
-What is no buffer of the model cannot be seen: a tensor in a plain attribute, a loss's own buffers.
+State that is no buffer of the model (plain attributes, a loss's own buffers) is `kept_state`'s.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-_LARGE = 2**20  # bytes; the running statistics of any batch norm are smaller
-
-
-@dataclass(slots=True)
-class _Kept:
-    """One buffer, where its module holds it, and a copy of what was in it."""
-
-    owner: dict[str, torch.Tensor | None]
-    name: str
-    tensor: torch.Tensor | None
-    copy: torch.Tensor | None = None
-    version: int = -1
-    changes: bool = True  # of a large one: whether the first step, or one since, changed it
+from autoprec.backends.torch.apply.held_state import is_of_torch, is_small
+from autoprec.backends.torch.apply.kept_state import KeptState
+from autoprec.backends.torch.apply.tensor_copies import (
+    Kept,
+    TensorCopies,
+    put_back,
+    replace_nonfinite,
+)
 
 
 class KeptBuffers:
@@ -53,10 +48,9 @@ class KeptBuffers:
     def __init__(self, root: nn.Module, device_type: str) -> None:
         self._root, self._device_type = weakref.ref(root), device_type
         self._owners = [_buffers_of(module) for module in root.modules()]
-        self._kept: list[_Kept] = []
-        self._large: list[_Kept] = []
-        self._groups: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
-        self._updated = False
+        self._buffers, self._frozen = TensorCopies(), TensorCopies()
+        self._frozen.follow(_frozen_in(root))
+        self._held = KeptState(root)
         #: Set by the first forward or backward pass since the last update.
         self.in_step = self._saw_forward = False
         self._save()
@@ -73,13 +67,24 @@ class KeptBuffers:
     def forget(self) -> None:
         """Drop the copies, and hear no more of the model's forward passes."""
         _KEPT.discard(self)
-        self._owners, self._kept, self._large, self._groups = [], [], [], []
+        self._owners, self._buffers, self._frozen = [], TensorCopies(), TensorCopies()
+        self._held.forget()
+
+    def note_loss(self, loss_fn: Any) -> None:
+        """Look, in the first step, for what the code of a loss keeps as well."""
+        self._held.note_loss(loss_fn)
+
+    def before_backward(self) -> None:
+        """Note that the step has begun, if no forward pass was seen."""
+        self.in_step = True
+        self._held.look_around()
 
     def before_forward(self) -> None:
         """Copy the buffers if the forward pass to come is a step's first one."""
         if self.in_step or not torch.is_grad_enabled():
             return
-        if self._kept or any(self._owners):
+        kept = self._buffers.kept or self._frozen.kept or self._held.keeps
+        if kept or any(self._owners):
             if _is_traced():
                 return
             self._save()
@@ -99,59 +104,24 @@ class KeptBuffers:
         with torch.no_grad():
             for each in list(_KEPT):
                 all_of_it = each is self and self._saw_forward
-                for kept in each._kept:
-                    (_put_back if all_of_it else _replace_nonfinite)(kept)
+                for kept in (*each._buffers.kept, *filter(_is_frozen, each._frozen.kept)):
+                    (put_back if all_of_it else replace_nonfinite)(kept)
+                each._held.after_skip(all_of_it=all_of_it)
 
-    def after_update(self) -> None:
-        """End the step: the next forward pass belongs to another one."""
-        for kept in self._large:
-            assert kept.tensor is not None
-            if kept.tensor._version != kept.version:
-                kept.changes = True
-            elif not self._updated:
-                kept.changes, kept.copy = False, None
-        self._updated = True
+    def after_update(self, *, stepped: bool) -> None:
+        """End the step, skipped or not: the next forward pass belongs to another one."""
+        self._buffers.after_update()
+        self._frozen.after_update()
+        self._held.after_update(stepped=stepped)
         if not self._saw_forward:
             self._save()
         self.in_step = self._saw_forward = False
 
     def _save(self) -> None:
-        if len(self._kept) != sum(map(len, self._owners)) or self._replaced():
-            self._find()
-        if not (self._groups or self._large):
-            return
-        with torch.no_grad():
-            for copies, tensors in self._groups:
-                torch._foreach_copy_(copies, tensors)
-            for kept in self._large:
-                _save_large(kept)
-
-    def _replaced(self) -> bool:
-        return any(kept.owner.get(kept.name) is not kept.tensor for kept in self._kept)
-
-    def _find(self) -> None:
-        """List the buffers anew; other code may register and replace them."""
-        before = {(id(kept.owner), kept.name): kept for kept in self._kept}
-        found = [(owner, name) for owner in self._owners for name in owner]
-        self._kept, self._large = [], []
-        groups: dict[tuple[torch.device, torch.dtype], list[_Kept]] = {}
-        for owner, name in found:
-            tensor, old = owner[name], before.get((id(owner), name))
-            if old is None or old.tensor is not tensor:
-                copy = None if old is None else old.copy
-                old = _Kept(owner, name, tensor, copy, changes=old is None or old.changes)
-            self._kept.append(old)
-            if tensor is None or not _can_be_copied(tensor):
-                old.copy = None
-            elif tensor.numel() * tensor.element_size() > _LARGE:
-                self._large.append(old)
-            else:
-                old.copy = _like(tensor, old.copy)
-                groups.setdefault((tensor.device, tensor.dtype), []).append(old)
-        self._groups = [
-            ([kept.copy for kept in group], [kept.tensor for kept in group])  # type: ignore[misc]
-            for group in groups.values()
-        ]
+        self._buffers.follow_buffers(self._owners)
+        self._buffers.take()
+        self._frozen.take()
+        self._held.save()
 
 
 _KEPT: weakref.WeakSet[KeptBuffers] = weakref.WeakSet()
@@ -167,6 +137,23 @@ def _buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def _frozen_in(root: nn.Module) -> Iterator[Kept]:
+    """Yield parameters that nothing trains and that people's own code may write to: codebooks.
+
+    Those of torch's modules, as in a backbone that is frozen, are constants.
+    """
+    for module in root.modules():
+        own: Any = {} if is_of_torch(type(module)) else module._parameters
+        for name, each in own.items():
+            if each is not None and not each.requires_grad and is_small(each):
+                yield Kept(own, name, each)
+
+
+def _is_frozen(kept: Kept) -> bool:
+    """Say whether nothing trains a parameter that was frozen when the profile was applied."""
+    return kept.tensor is not None and not kept.tensor.requires_grad
+
+
 def _is_traced() -> bool:
     """Return whether other code takes down what runs: no copy of ours may become part of that."""
     return (
@@ -175,57 +162,3 @@ def _is_traced() -> bool:
         or torch.is_inference_mode_enabled()
         or torch._C._functorch.maybe_current_level() is not None
     )
-
-
-def _can_be_copied(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can be copied and written in place; others are only set back."""
-    return (
-        type(tensor) in (torch.Tensor, nn.Parameter)
-        and tensor.layout is torch.strided
-        and not (tensor.is_inference() or tensor.is_quantized or tensor.is_nested or tensor.is_meta)
-        and torch._debug_has_internal_overlap(tensor) != 1  # expanded: nothing can write to it
-    )
-
-
-def _like(tensor: torch.Tensor, copy: torch.Tensor | None) -> torch.Tensor:
-    """Return room for a copy: the one there is, if it fits."""
-    if (
-        copy is not None
-        and copy.shape == tensor.shape
-        and (copy.dtype, copy.device) == (tensor.dtype, tensor.device)
-    ):
-        return copy
-    return torch.empty_like(tensor, requires_grad=False)
-
-
-def _save_large(kept: _Kept) -> None:
-    assert kept.tensor is not None
-    version = kept.tensor._version
-    if kept.changes and (version != kept.version or kept.copy is None):
-        kept.copy = _like(kept.tensor, kept.copy).copy_(kept.tensor)
-    kept.version = version
-
-
-def _put_back(kept: _Kept) -> None:
-    """Give a buffer the value, and its module the tensor, from before the step.
-
-    `.data` leaves the version counter alone, by which autograd knows that a graph's tensors are
-    still what they were: constants are, and the graph of a skipped step is not used again.
-    """
-    tensor, copy = kept.tensor, kept.copy
-    if tensor is not None and copy is not None:
-        if tensor.shape == copy.shape:
-            tensor.data.copy_(copy)
-        else:
-            tensor.data = copy.clone()
-    if kept.name in kept.owner and kept.owner[kept.name] is not tensor:
-        kept.owner[kept.name] = tensor
-
-
-def _replace_nonfinite(kept: _Kept) -> None:
-    """Give the elements of a buffer that are not finite their values of the last update."""
-    tensor, copy = kept.owner.get(kept.name), kept.copy
-    if tensor is None or copy is None or tensor.shape != copy.shape:
-        return
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.data.copy_(torch.where(tensor.isfinite(), tensor, copy))

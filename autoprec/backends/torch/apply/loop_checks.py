@@ -23,7 +23,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from autoprec.backends.torch.apply.calling_frames import local_variables
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.dtypes import autocast_dtype, dtype_name
@@ -45,7 +47,11 @@ _SILENCE = "To silence: filter autoprec.errors.AutoprecWarning"
 
 
 class LoopCheck:
-    """Watches the first steps of a model's optimizers; holds neither the model nor them."""
+    """Watches the first steps of a model's optimizers; holds neither the model nor them.
+
+    Those are the ones it is given, and all others that have parameters of the model. Where none is
+    given, nothing is attached to the model before one steps: it may never be trained.
+    """
 
     def __init__(
         self,
@@ -55,7 +61,9 @@ class LoopCheck:
         scaler: LossScaler,
         device_type: str,
     ) -> None:
-        self._recipe, self._scaler = recipe, scaler
+        self._recipe = recipe
+        self._scaler = weakref.ref(scaler)  # it leads to the model's state, and so to the model
+        self._scales = scaler.is_enabled()
         self._dtype = autocast_dtype(recipe.policy)
         self._cast = self._backward = False
         self._zero_grads: set[bool] = set()
@@ -64,15 +72,23 @@ class LoopCheck:
         self._seen = _SeenForwards(device_type)
         self._handles: list[Any] = []
         self._owners: list[weakref.ref[Any]] = []
-        self.is_over = not optimizers
-        if self.is_over:
-            return
+        self._model = weakref.ref(model)
+        self._given = bool(optimizers)
+        self._concerned: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
+        self._concerned = weakref.WeakKeyDictionary(dict.fromkeys(optimizers, True))
+        self.is_over = False
+        if self._given:
+            self._begin(model, optimizers)
+        _watch(self)
+
+    def _begin(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Attach what notes the model's calls, and the clearing of gradients that ours clears."""
         root = unwrap(model)
-        self._handles += [each.register_step_post_hook(self._after_step) for each in optimizers]
         in_view = root is model or isinstance(model, nn.parallel.DistributedDataParallel)
         if in_view and not _is_compiled(root):
             self._handles.append(root.register_forward_pre_hook(self._seen))
-        for owner in {id(each): each for each in (model, root, *optimizers)}.values():
+        watched = (model, root, *optimizers) if self._given else ()
+        for owner in {id(each): each for each in watched}.values():
             if "zero_grad" not in vars(owner):
                 vars(owner)["zero_grad"] = _SeenZeroGrad(owner, self)
                 self._owners.append(weakref.ref(owner))
@@ -93,6 +109,8 @@ class LoopCheck:
     def end(self) -> None:
         """Leave everything as it was."""
         self.is_over = True
+        _WATCHING.discard(self)
+        _end_idle_hook()
         for handle in self._handles:
             handle.remove()
         for each in self._owners:
@@ -100,7 +118,15 @@ class LoopCheck:
             if owner is not None and isinstance(vars(owner).get("zero_grad"), _SeenZeroGrad):
                 del vars(owner)["zero_grad"]
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note a step of any optimizer; after the last one that is watched, say what was seen."""
+        model = self._model()
+        if model is None or not self._concerns(optimizer, model):
+            return
+        if not (self._given or self._steps):
+            self._steps[id(optimizer)] = 0
+            self._begin(model, ())
+            return
         self._foreign_scaler |= self._steps_by_another_scaler()
         steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if steps < STEPS or self.is_over:
@@ -108,7 +134,8 @@ class LoopCheck:
         self.end()
         found = [*self._faults_of_the_forward_pass(), *self._faults_of_the_update(steps)]
         if found:
-            _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {_LINES}")
+            lines = _LINES if self._given else f"{_LINES}, and give apply_profile the optimizer"
+            _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {lines}")
         # What one network's loss leaves in another is the loop's to clear. With accumulation a
         # zero_grad() is an error.
         if self._zero_grads == {False} and self._recipe.accumulation_steps == 1:
@@ -118,14 +145,21 @@ class LoopCheck:
                 "under one that accumulates it discards micro-batches, and is an error"
             )
 
+    def _concerns(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+        if optimizer not in self._concerned:
+            own = {id(parameter) for parameter in unwrap(model).parameters()}
+            groups = optimizer.param_groups
+            self._concerned[optimizer] = any(id(p) in own for g in groups for p in g["params"])
+        return self._concerned[optimizer]
+
     def _steps_by_another_scaler(self) -> bool:
         """Return whether an enabled GradScaler that is not the profile's is calling this step."""
-        frame: types.FrameType | None = sys._getframe(2)
+        frame: types.FrameType | None = sys._getframe(3)
         for _ in range(8):
             if frame is None:
                 return False
-            caller = frame.f_locals.get("self")
-            if isinstance(caller, torch.amp.GradScaler) and caller is not self._scaler:
+            caller = local_variables(frame).get("self")
+            if isinstance(caller, torch.amp.GradScaler) and caller is not self._scaler():
                 return caller.is_enabled()
             frame = frame.f_back
         return False
@@ -151,13 +185,14 @@ class LoopCheck:
         if self._foreign_scaler:
             own = (
                 "whose scale and floor are the profile's"
-                if self._scaler.is_enabled()
+                if self._scales
                 else f"which is disabled, for {recipe.policy} needs no loss scale"
             )
             found.append(f"a GradScaler of your own scales the loss: use precision.scaler, {own}")
-        if self._backward or self._scaler.is_in_use:
+        scaler = self._scaler()
+        if self._backward or (scaler is not None and scaler.is_in_use):
             return found
-        if self._scaler.is_enabled() and not self._foreign_scaler:
+        if self._scales and not self._foreign_scaler:
             found.append("the loss is not scaled, which float16 needs: call precision.backward")
         wanted = recipe.accumulation_steps
         if wanted > 1 and self._seen.calls < wanted * steps:
@@ -166,6 +201,34 @@ class LoopCheck:
                 f"accumulates {wanted}: call precision.backward and precision.step"
             )
         return found
+
+
+_WATCHING: weakref.WeakSet[LoopCheck] = weakref.WeakSet()
+_HOOK: list[Any] = []  # torch's handle of the one hook for the steps of all optimizers
+
+
+def _watch(check: LoopCheck) -> None:
+    _WATCHING.add(check)
+    if not _HOOK:
+        _HOOK.append(register_optimizer_step_post_hook(_after_any_step))
+
+
+def _after_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for check in list(_WATCHING):
+        check.after_step(optimizer)
+    _end_idle_hook()
+
+
+def _end_idle_hook() -> None:
+    """Remove the hook where nothing is watched.
+
+    torch may be going through its hooks just now, where only the last one can be removed: one that
+    is not does nothing until then.
+    """
+    if _HOOK and not _WATCHING:
+        hooks = _HOOK[0].hooks_dict_ref()
+        if hooks is None or next(reversed(hooks), None) == _HOOK[0].id:
+            _HOOK.pop().remove()
 
 
 class _SeenForwards:

@@ -70,7 +70,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     def scale(self, outputs: Any) -> Any:
         """Multiply by the scale: the backward pass follows, and with it the step has begun."""
         if self.buffers is not None:
-            self.buffers.in_step = True
+            self.buffers.before_backward()
         return super().scale(outputs)
 
     @property
@@ -183,7 +183,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         if self.is_enabled() and (self._stepped or self._skipped or new_scale is not None):
             self._update_scale(new_scale)
         if self.buffers is not None and (self._stepped or self._skipped):
-            self.buffers.after_update()
+            self.buffers.after_update(stepped=self._stepped)
         self.counts.steps += self._stepped
         self.counts.skipped += self._skipped
         self.changed_weights = self._stepped

@@ -210,6 +210,8 @@ class Precision:
         For a loss inside autocast, and for one of what a part of the model gave when it was called
         alone: that is 16-bit, for only the whole model's outputs are cast up.
         """
+        if self.scaler.buffers is not None:
+            self.scaler.buffers.note_loss(loss_fn)
         with self.float32():
             return loss_fn(*(results_to_float32(arg, self._named) for arg in args))
 

@@ -1,13 +1,14 @@
 """A model's float32 state at one moment: taken, put back, made noisy, and gradients compared.
 
-Snapshots live in CPU memory and hold parameters and every buffer, persistent or not. They are
-loaded in place: Parameter objects, hooks and optimizers stay as they are. Of a model that ranks
-share each rank takes all of it, by the names it has outside of its wrapper.
+Snapshots live in CPU memory and hold parameters, every buffer, persistent or not, and the state
+that code keeps elsewhere (`held_state`). They are loaded in place: Parameter objects, hooks and
+optimizers stay as they are. Of a model that ranks share each rank takes all of it, by the names it
+has outside of its wrapper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -15,13 +16,31 @@ from torch import nn
 from autoprec.backends.shared.buffer_updates import MOST_VALUES
 from autoprec.backends.shared.gradient_exponents import relative_error
 from autoprec.backends.shared.trace_framework import NOISE
+from autoprec.backends.torch.apply.held_state import Root
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import part_like, reshard, whole
-
-Snapshot = Mapping[str, torch.Tensor]
+from autoprec.backends.torch.trace.held_snapshot import (
+    Held,
+    holders_of,
+    map_state,
+    put_held,
+    take_held,
+    tensors_in_held,
+)
 
 RELATIVE_NOISE = NOISE
 """Relative noise of the null."""
+
+
+class Snapshot(dict[str, torch.Tensor]):
+    """Copies of tensors by name; `held` are those that are neither parameter nor buffer, again.
+
+    They are in the form that their holders have.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], held: Held) -> None:
+        super().__init__(tensors)
+        self.held = held
 
 
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -31,18 +50,25 @@ def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from own.named_buffers()
 
 
-def take_snapshot(model: nn.Module) -> Snapshot:
-    """Copy the model's parameters and buffers to the CPU."""
-    return {name: whole(t.detach()).to("cpu", copy=True) for name, t in _named_state(model)}
+def take_snapshot(model: nn.Module, others: Sequence[Root] = ()) -> Snapshot:
+    """Copy the model's parameters, buffers and other state to the CPU, and that of `others`.
+
+    These are what the task computes the loss with, each with a name.
+    """
+    found = list(holders_of(unwrap(model), others))
+    held = take_held(found)
+    tensors = {name: whole(t.detach()).to("cpu", copy=True) for name, t in _named_state(model)}
+    return Snapshot(dict(tensors_in_held(found, held)) | tensors, held)
 
 
-def size_in_bytes(model: nn.Module) -> int:
+def size_in_bytes(model: nn.Module, others: Sequence[Root] = ()) -> int:
     """Return the bytes a snapshot of `model` takes."""
-    return sum(t.numel() * t.element_size() for _, t in _named_state(model))
+    held = tensors_in_held(holders_of(unwrap(model), others))
+    return sum(t.numel() * t.element_size() for _, t in (*_named_state(model), *held))
 
 
 @torch.no_grad()
-def restore_snapshot(model: nn.Module, snapshot: Snapshot) -> None:
+def restore_snapshot(model: nn.Module, snapshot: Snapshot, others: Sequence[Root] = ()) -> None:
     """Load a snapshot in place."""
     for name, tensor in _named_state(model):
         kept = snapshot.get(name)
@@ -52,20 +78,32 @@ def restore_snapshot(model: nn.Module, snapshot: Snapshot) -> None:
             tensor.copy_(part_like(kept, tensor))
         else:
             tensor.data = kept.to(device=tensor.device, dtype=tensor.dtype, copy=True)
+    own = unwrap(model)
+    device = next((p.device for p in own.parameters()), torch.device("cpu"))
+    put_held(holders_of(own, others), snapshot.held, device)
 
 
-def buffer_values(model: nn.Module, snapshot: Snapshot | None) -> dict[str, torch.Tensor]:
+def buffer_values(
+    model: nn.Module,
+    snapshot: Snapshot | None,
+    others: Sequence[Root] = (),
+    *,
+    exact: bool = False,
+) -> dict[str, torch.Tensor]:
     """Return a model's floating and complex buffers, or a snapshot's, as vectors of float64.
 
-    Parameters that nothing trains may be what a buffer is: a codebook, a teacher's weights.
+    With `exact`, those of whole numbers and truth values as well. Parameters that nothing trains
+    may be what a buffer is: a codebook, a teacher's weights. So may what is neither, and what
+    `others` hold.
     """
     own = unwrap(model)
     frozen = ((name, p) for name, p in own.named_parameters() if not p.requires_grad)
+    held = tensors_in_held(holders_of(own, others))
     return {
         name: _vector(tensor if snapshot is None else snapshot[name])
-        for name, tensor in (*own.named_buffers(), *frozen)
+        for name, tensor in (*held, *own.named_buffers(), *frozen)
         if snapshot is None or name in snapshot
-        if tensor.is_floating_point() or tensor.is_complex()
+        if exact or tensor.is_floating_point() or tensor.is_complex()
     }
 
 
@@ -76,7 +114,12 @@ def _vector(tensor: torch.Tensor) -> torch.Tensor:
 
 def scale_buffers(snapshot: Snapshot, names: Collection[str], factor: float) -> Snapshot:
     """Return the snapshot with these buffers multiplied by a factor."""
-    return {name: value * factor if name in names else value for name, value in snapshot.items()}
+    scaled = {id(snapshot[name]): snapshot[name] * factor for name in names}
+    held = {
+        name: map_state(lambda tensor: scaled.get(id(tensor), tensor), state)
+        for name, state in snapshot.held.items()
+    }
+    return Snapshot({name: scaled.get(id(t), t) for name, t in snapshot.items()}, held)
 
 
 @torch.no_grad()

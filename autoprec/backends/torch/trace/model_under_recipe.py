@@ -24,6 +24,7 @@ from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.trace import magnitudes
+from autoprec.backends.torch.trace.held_snapshot import around
 from autoprec.backends.torch.trace.model_state import (
     Snapshot,
     add_noise,
@@ -114,20 +115,22 @@ class TorchTrainee:
         return 1.0 if scaler is None else float(scaler.get_scale())
 
     def take_state(self) -> Snapshot:
-        """Copy parameters and buffers to the CPU."""
-        return take_snapshot(self.model)
+        """Copy parameters, buffers and other state to the CPU."""
+        return take_snapshot(self.model, around(self.task))
 
     def put_back(self, state: Snapshot) -> None:
         """Load a copied state."""
-        restore_snapshot(self.model, state)
+        restore_snapshot(self.model, state, around(self.task))
 
     def state_bytes(self) -> int:
         """Return the size of a copied state."""
-        return size_in_bytes(self.model)
+        return size_in_bytes(self.model, around(self.task))
 
-    def buffers(self, state: Snapshot | None = None) -> Mapping[str, torch.Tensor]:
+    def buffers(
+        self, state: Snapshot | None = None, *, exact: bool = False
+    ) -> Mapping[str, torch.Tensor]:
         """Return the buffers of a copied state, or as they are."""
-        return buffer_values(self.model, state)
+        return buffer_values(self.model, state, around(self.task), exact=exact)
 
     def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
         """Return a copied state with these buffers multiplied by a factor."""
@@ -330,12 +333,15 @@ class PlainFloat32:
 
 
 def apply_recipe(
-    recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, device: str
+    recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, device: str, task: Task
 ) -> Applied:
-    """Apply `recipe` to a model as `apply_profile` would."""
+    """Apply `recipe` to a model as `apply_profile` would in a loop that has the task at hand."""
     from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 
     applied: Applied = TorchSurgeon().apply(
         recipe, model=model, optimizers=(optimizer,), device=device
     )
+    buffers = applied.scaler.buffers
+    for _, each in around(task) if buffers is not None else ():
+        buffers.note_loss(each)
     return applied

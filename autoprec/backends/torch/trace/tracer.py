@@ -22,6 +22,13 @@ from autoprec.backends.torch.apply.process_settings import process_settings_rest
 from autoprec.backends.torch.distributed.communication import Communication, join
 from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.trace import magnitudes
+from autoprec.backends.torch.trace.held_snapshot import (
+    Held,
+    around,
+    holders_around,
+    put_held,
+    take_held,
+)
 from autoprec.backends.torch.trace.model_state import (
     gradient_error,
     restore_snapshot,
@@ -58,6 +65,7 @@ class TorchTracing:
         self._initial = InitialStates()
         self._random = RandomNumbers()
         self._samples: dict[int, Samples] = {}
+        self._around: Held | None = None
         self.has_evaluate = task.evaluate is not None
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
@@ -77,8 +85,15 @@ class TorchTracing:
         with process_settings_restored(), compiled_throughout(recipe), drawn_alike:
             model = build_model(self._task, self._device, self._seed + seed)
             materialize(self._task, model, move(batch, self._device), self._seed + seed)
+            others = around(self._task)
+            shared_by_builds = holders_around(model, others)
+            if self._around is None:
+                self._around = take_held(shared_by_builds)
+            put_held(shared_by_builds, self._around, self._device)
             self._initial.start_alike(
-                seed, partial(take_snapshot, model), partial(restore_snapshot, model)
+                seed,
+                partial(take_snapshot, model, others),
+                partial(restore_snapshot, model, others=others),
             )
             shared = self._communication if recipe.distributed is not None else None
             if shared is not None:
@@ -88,7 +103,7 @@ class TorchTracing:
             if reference:
                 precision: Any = PlainFloat32(optimizer, recipe.accumulation_steps)
             else:
-                precision = apply_recipe(recipe, model, optimizer, self._device)
+                precision = apply_recipe(recipe, model, optimizer, self._device, self._task)
             yield TorchTrainee(
                 self._task,
                 recipe,

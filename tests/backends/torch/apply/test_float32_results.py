@@ -5,10 +5,14 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import itertools
 import types
 import warnings
+from concurrent.futures import Future
+from queue import Queue
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import distributions, nn
@@ -90,6 +94,18 @@ class ReadOnly:
         raise TypeError("not copied")
 
 
+def array(items: Any) -> Any:
+    """Make an array of objects, of two dimensions or of none."""
+    if not isinstance(items, list):
+        made = np.empty(1, object)
+        made[0] = items
+        return made.reshape(())
+    made = np.empty((2, 2), object)
+    for index, each in enumerate(itertools.chain(*items)):
+        made[divmod(index, 2)] = each
+    return made
+
+
 class Listed(list):
     logits: torch.Tensor
 
@@ -115,6 +131,9 @@ HOLDERS: dict[str, tuple[Any, Any]] = {
     "deque": (lambda x: collections.deque([x, Plain(x)]), lambda y: y[1].logits),
     "set": (lambda x: frozenset([x]), lambda y: next(iter(y))),
     "read-only": (ReadOnly, lambda y: y.logits),
+    "array": (lambda x: array([[1, x], [Plain(x), "a"]]), lambda y: y[1, 0].logits),
+    "array in memory's order": (lambda x: array([[1, x], [x, 2]]).T, lambda y: y[0, 1]),
+    "array without dimensions": (array, lambda y: y[()]),
     "list with attributes": (listed, lambda y: y.logits),
     "packed": (lambda x: Plain(pack_sequence([x])), lambda y: y.logits.data),
     "nested": (
@@ -204,6 +223,11 @@ def closure(x: torch.Tensor) -> Any:
     return lambda: x
 
 
+def asked(value: Any, method: str, x: Any) -> Any:
+    getattr(value, method)(x)
+    return value
+
+
 def generated(x: torch.Tensor) -> Any:
     def items() -> Any:
         yield x
@@ -221,6 +245,12 @@ def generated(x: torch.Tensor) -> Any:
         (lambda x: iter([x]), "list_iterator"),
         (lambda x: zip([x], "a", strict=True), "zip"),
         (lambda x: map(torch.relu, [x]), "map"),
+        (lambda x: (each for each in [x]), "generator"),
+        (lambda x: asked(Future(), "set_result", x), "concurrent.futures._base.Future"),
+        (lambda x: asked(Queue(), "put", Plain(x)), "queue.Queue"),
+        (lambda x: enumerate([x]), "enumerate"),
+        (lambda x: itertools.chain([1], [Plain(x)]), "itertools.chain"),
+        (itertools.repeat, "itertools.repeat"),
         (lambda x: {"a": x}.values(), "dict_values"),
         (lambda x: {"a": Plain(x)}.items(), "dict_items"),
     ],

@@ -88,7 +88,8 @@ def test_large_buffers_are_held_twice_only_if_steps_change_them() -> None:
         changed = step(precision, model, batch)
         assert unchanged(model, before) is (index in (0, 2)) is not changed
         model.average.lerp_(model.queue, 0.5)  # between steps, as an average of weights is
-        held = [kept.name for kept in precision.scaler.buffers._large if kept.copy is not None]
+        large = precision.scaler.buffers._buffers.by_version
+        held = [kept.name for kept in large if kept.copy is not None]
         assert held == ["queue"]
 
 

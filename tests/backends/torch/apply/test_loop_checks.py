@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +15,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    register_optimizer_step_post_hook,
+)
 
+from autoprec.backends.torch.apply import loop_checks
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
@@ -29,6 +36,14 @@ from tests.backends.torch.operated import (
 )
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_is_watched() -> None:
+    """Models of other tests may be alive still."""
+    for check in list(loop_checks._WATCHING):
+        check.end()
+
 
 Loop = Callable[[Any, nn.Module, torch.optim.Optimizer], None]
 
@@ -70,18 +85,18 @@ def evaluated_first(precision: Any, model: nn.Module, optimizer: torch.optim.Opt
     plain(precision, model, optimizer)
 
 
-def told(loop: Loop, recipe: Recipe) -> list[str]:
-    """What a loop is warned of, over two runs of it."""
+def told(loop: Loop, recipe: Recipe, *, given: bool = True) -> list[str]:
+    """What a loop is warned of, over two runs of it, where the profile was given its optimizer."""
     model = mlp()
     optimizer = adam(model)
-    precision = apply(recipe, model, optimizer)
+    precision = apply(recipe, model, *([optimizer] if given else []))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loop(precision, model, optimizer)
         loop(precision, model, optimizer)
     assert all(each.filename == __file__ for each in caught), caught
     assert all(issubclass(each.category, AutoprecWarning) for each in caught)
-    assert not optimizer._optimizer_step_post_hooks
+    assert not _global_optimizer_post_hooks
     assert not model._forward_pre_hooks
     assert "zero_grad" not in vars(model) | vars(optimizer)
     return [str(each.message) for each in caught]
@@ -105,12 +120,56 @@ LINES = r"precision\.forward\(inputs\), targets\)\n.*precision\.backward_and_ste
         (with_autocast(torch.bfloat16, init_scale=8.0), BFLOAT16, "needs no loss scale"),
     ],
 )
-def test_what_was_seen_and_what_to_write_is_said_once(loop: Loop, recipe: Any, said: str) -> None:
-    import re
-
-    (text,) = told(loop, recipe)
+@pytest.mark.parametrize("given", [True, False])
+def test_what_was_seen_and_what_to_write_is_said_once(
+    loop: Loop, recipe: Any, said: str, given: bool
+) -> None:
+    (text,) = told(loop, recipe, given=given)
     assert re.search(said, text, re.S), text
     assert re.search(LINES, text, re.S), text
+    assert ("give apply_profile the optimizer" in text) is not given
+
+
+def test_optimizers_of_other_models_are_none_of_its_own() -> None:
+    model, other = mlp(), mlp()
+    precision = apply(BFLOAT16, model)
+    plain(precision, other, adam(other))
+    assert _global_optimizer_post_hooks
+    assert not model._forward_pre_hooks
+    with pytest.warns(AutoprecWarning, match="runs in float32 and not in mixed_bfloat16"):
+        plain(precision, model, adam(model))
+    assert not _global_optimizer_post_hooks
+
+
+def test_another_optimizer_than_the_one_that_was_given_is_watched_as_well() -> None:
+    model = mlp()
+    precision = apply(BFLOAT16, model, adam(model))
+    with pytest.warns(AutoprecWarning, match="runs in float32 and not in mixed_bfloat16"):
+        plain(precision, model, adam(model))
+
+
+def test_hooks_of_the_loop_s_own_are_all_called() -> None:
+    called = []
+    models = [mlp(), mlp()]
+    for model in models:
+        apply(BFLOAT16, model)
+    own = register_optimizer_step_post_hook(lambda *_: called.append(1))
+    for model in models:
+        with pytest.warns(AutoprecWarning):
+            plain(None, model, adam(model))
+    assert len(called) == 12
+    own.remove()
+    optimizer = adam(models[0])
+    plain(None, models[0], optimizer)
+    assert not _global_optimizer_post_hooks
+
+
+def test_nothing_is_left_where_the_model_is_gone_before_it_is_trained() -> None:
+    apply(BFLOAT16, mlp())
+    gc.collect()
+    other = mlp()
+    plain(None, other, adam(other))
+    assert not _global_optimizer_post_hooks
 
 
 def short(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -165,6 +224,11 @@ def test_a_loop_that_does_it_is_told_nothing(loop: Loop, recipe: Any) -> None:
     assert told(loop, recipe) == []
 
 
+@pytest.mark.parametrize("loop", [scalers_lines, forward_alone])
+def test_such_a_loop_may_keep_its_optimizer_to_itself(loop: Loop) -> None:
+    assert told(loop, FLOAT16 if loop is scalers_lines else BFLOAT16, given=False) == []
+
+
 def test_what_is_switched_off_is_not_watched() -> None:
     model = mlp()
     optimizer = adam(model)
@@ -172,7 +236,7 @@ def test_what_is_switched_off_is_not_watched() -> None:
         accumulating(FLOAT32, 2), model=model, optimizers=[optimizer]
     )
     plain(precision, model, optimizer)
-    assert not optimizer._optimizer_step_post_hooks
+    assert not _global_optimizer_post_hooks
 
 
 # zero_grad() of the loop's own -------------------------------------------------------------------
@@ -246,7 +310,7 @@ def test_a_profile_that_is_undone_or_replaced_watches_no_longer(ends: str) -> No
     precision = apply(BFLOAT16, model, optimizer)
     if ends == "restore":
         precision.restore()
-        assert not optimizer._optimizer_step_post_hooks
+        assert not _global_optimizer_post_hooks
         assert not model._forward_pre_hooks
         assert "zero_grad" not in vars(model) | vars(optimizer)
     else:

@@ -250,12 +250,15 @@ def rows(batch_size: int, what: str) -> Iterator[Any]:
         elif what == "a gap":
             targets = torch.randn(batch_size, 3)
             targets[: batch_size // 2 * rare] = torch.nan
+        elif what == "a peak":
+            targets = torch.randn(batch_size, 300)
+            targets[0, 0] += 30.0 * rare
         elif rare:
             targets[: batch_size // 2] = 3.0
         yield torch.randn(batch_size, 4), targets
 
 
-@pytest.mark.parametrize("what", ["a class", "a gap", "a weight", "a mask"])
+@pytest.mark.parametrize("what", ["a class", "a gap", "a weight", "a mask", "a peak"])
 def test_one_batch_with_rare_targets_is_found_among_inputs_of_noise(what: str) -> None:
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if what == "a class":
@@ -263,6 +266,9 @@ def test_one_batch_with_rare_targets_is_found_among_inputs_of_noise(what: str) -
         if what == "a gap":
             errors = (outputs - targets.nan_to_num())[~targets.isnan()]
             return errors.abs().sum() / len(errors)
+        if what == "a peak":
+            scaled = targets / targets.abs().max().clamp(min=8.0)
+            return (outputs.mean(1, keepdim=True) - scaled).abs().mean()
         return (targets * outputs.square()).sum() / targets.sum()
 
     reason = refused(
