@@ -104,12 +104,17 @@ def _follow(variable: Any, hooks: InstalledHooks) -> None:
 
 @dataclass(eq=False)
 class _Step:
-    """What one step has changed, with the values before; `ended` by an update."""
+    """What one step has changed, with the values before; `ended` by an update.
+
+    One `after_update` follows another in the same function: what that assigns, such as a teacher's
+    averages, waits for no update elsewhere.
+    """
 
     before: weakref.WeakKeyDictionary[AssignHook, Any] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     ended: bool = False
+    after_update: bool = False
 
 
 @dataclass(eq=False)
@@ -163,12 +168,12 @@ class StateBeforeStep:
             return
         step = steps.get(key)
         if step is None or step.ended:
-            step = steps[key] = _Step()
+            step = steps[key] = _Step(after_update=step is not None)
         if hook in step.before:
             return
         with _traced_into(graph):
             step.before[hook] = stored_value(hook.variable)
-        if graph is not None and key is None:
+        if graph is not None and key is None and not step.after_update:
             if hook not in self._elsewhere:
                 self._elsewhere[hook] = _Elsewhere(_value_now(hook.variable))
             self._elsewhere[hook].functions.add(graph)

@@ -74,6 +74,9 @@ class KerasTrainee:
         self._evaluation: Evaluation | None = None
         self._state = state_variables(self.model)
         self._buffers, self._seeds = _buffer_paths(self.model), _seeds(self.model)
+        self._whole_numbers = {
+            path for index, path in self._buffers.items() if _is_whole(self._state[index])
+        }
         self._left: Mapping[str, Any] = {}
         self._drew = False
         self._readers: dict[Any, magnitudes.StepReader] = {}
@@ -111,7 +114,7 @@ class KerasTrainee:
         with same_in_every_dtype(), raising_layers_noted(self.model):
             found = function(batch, self.precision.scale)
         if self._buffers:
-            self._left = self.buffers(self.take_state())
+            self._left = self.buffers(self.take_state(), exact=True)
         self._drew = self._seeds_moved(kept)
         self.put_back(kept)
         return found
@@ -152,10 +155,15 @@ class KerasTrainee:
         return sum(size_in_bytes(variable) for variable in self._state)
 
     def buffers(self, state: Snapshot | None = None, *, exact: bool = False) -> Mapping[str, Any]:
-        """Return the buffers of a copied state, or as the last batch left them."""
+        """Return the buffers of a copied state, or as the last batch left them.
+
+        Those of whole numbers and truth values only with `exact`.
+        """
         if state is None:
-            return self._left
-        return {path: _vector(state[index]) for index, path in self._buffers.items()}
+            found = self._left
+        else:
+            found = {path: _vector(state[index]) for index, path in self._buffers.items()}
+        return {p: values for p, values in found.items() if exact or p not in self._whole_numbers}
 
     def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
         """Return a copied state with these buffers multiplied by a factor."""
@@ -276,7 +284,7 @@ def _buffer_paths(model: Any) -> dict[int, str]:
     """Map positions in a model's state to the paths of buffers: what changes without an optimizer.
 
     They are weights that nothing trains, and variables that Keras does not know. The seeds of
-    dropout are none, nor are integers. Every build of the model gives the same paths.
+    dropout are none, nor are texts. Every build of the model gives the same paths.
     """
     untracked = untracked_variables(model, layer_units(model))
     paths = {id(each.variable): each.path for each in untracked if not each.draws}
@@ -285,12 +293,18 @@ def _buffer_paths(model: Any) -> dict[int, str]:
             for each in layer.non_trainable_weights:
                 paths[id(each)] = f"{unit.path}/{each.name}".lstrip("/")
     found: dict[int, str] = {}
+    seeds = _seeds(model)
     for index, variable in enumerate(state_variables(model)):
         path = paths.get(id(variable))
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        if path is not None and ("float" in dtype or "complex" in dtype):
+        text = keras.backend.standardize_dtype(variable.dtype) == "string"
+        if path is not None and index not in seeds and not text:
             found[index] = path if path not in found.values() else f"{path} ({index})"
     return found
+
+
+def _is_whole(variable: Any) -> bool:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return not ("float" in dtype or "complex" in dtype)
 
 
 def _vector(value: Any) -> Any:

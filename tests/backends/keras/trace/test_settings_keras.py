@@ -87,7 +87,7 @@ class Compiled(keras.Model):
         self.hidden = keras.layers.Dense(8)
         self.norm = keras.layers.BatchNormalization()
         self.head = keras.layers.Dense(1)
-        self.held = {"sum": tf.Variable(0.0)}
+        self.held = {"sum": tf.Variable(0.0), "count": tf.Variable(0)}
 
     def differs(self, what):
         return 0.05 if what == self.where and self.jit_compile else 0.0
@@ -96,6 +96,7 @@ class Compiled(keras.Model):
         x = self.norm(self.hidden(x), training=training)
         if training:
             added = 1.0 + self.differs("buffer")
+            self.held["count"].assign_add(2 if self.differs("count") else 1)
             self.held["sum"].assign_add(added * keras.ops.mean(keras.ops.square(x)))
         else:
             x = x + self.differs("outputs") * keras.ops.square(x)
@@ -122,6 +123,7 @@ def settings_of(where, **more):
     ("where", "told"),
     [
         ("buffer", "its buffer held['sum'] changes"),
+        ("count", "its buffer held['count'] changes"),
         ("outputs", "its evaluation is"),
         ("loss", "its evaluation is 5"),
     ],
