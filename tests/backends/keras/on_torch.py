@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import keras
 import numpy as np
 import torch
@@ -23,6 +25,10 @@ FP16 = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(in
 
 def apply(recipe, model):
     return BACKEND.surgeon().apply(recipe, model=model, optimizers=(), device="cpu")
+
+
+def value_of(variable):
+    return keras.ops.convert_to_numpy(variable.value)
 
 
 def dtype(tensor):
@@ -64,6 +70,33 @@ def loss_scale():
     assert (precision.steps, precision.skipped, precision.scale) == (2, 1, 512.0)
 
 
+class Average(keras.layers.Layer):
+    """Keeps an average in a plain object, where Keras does not look for variables."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = types.SimpleNamespace(mean=keras.Variable(np.zeros(8), trainable=False))
+
+    def call(self, x):
+        self.held.mean.assign(keras.ops.mean(keras.ops.cast(x, "float32"), axis=0))
+        return x
+
+
+def skipped_steps():
+    """A step that is skipped leaves no trace, neither in layers nor in what they hold."""
+    average, norm = Average(), keras.layers.BatchNormalization()
+    layers = [keras.layers.Input((8,)), average, norm, keras.layers.Dense(4)]
+    model = compiled(keras.Sequential(layers), loss="mse")
+    x, _ = data()
+    with apply(FP16, model) as precision:
+        model.train_on_batch(x, np.zeros((32, 4)))
+        before = [value_of(v).copy() for v in (average.held.mean, norm.moving_mean)]
+        model.train_on_batch(np.full_like(x, np.inf), np.zeros((32, 4)))
+        assert precision.skipped == 1
+    for variable, value in zip((average.held.mean, norm.moving_mean), before, strict=True):
+        assert np.array_equal(value_of(variable), value)
+
+
 def everything_else():
     given = Task(name="task.py", build_model=softmax_net, build_data=lambda n: data(32))
     quiet = lambda *_: None  # noqa: E731
@@ -97,5 +130,6 @@ if __name__ == "__main__":
     surgery()
     loss_scale()
     accumulation()
+    skipped_steps()
     everything_else()
     print("all of it held")

@@ -8,7 +8,7 @@ builds, compiles and applies does not matter.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -242,10 +242,10 @@ class AppliedRecipe:
         self._follow_state(new)
         self._await_builds(new)
 
-    def _follow_state(self, units: Sequence[LayerUnit]) -> None:
+    def _follow_state(self, units: Collection[LayerUnit]) -> None:
         """Let a skipped update undo what the forward pass changed."""
         if self._recipe.policy.needs_loss_scale:
-            follow_state(units, self._hooks)
+            follow_state(self.model, units, self._hooks)
 
     # What compile sets ---------------------------------------------------------------------------
 
@@ -256,6 +256,7 @@ class AppliedRecipe:
     def compiled(self) -> None:
         """Carry the recipe into what `compile` has set, and to layers that are new."""
         self.changed()
+        self._follow_state(self._units)
         with scope_of(self.model):
             self._compiled_state.apply()
         self.warn()

@@ -28,7 +28,7 @@ from autoprec.backends.keras.apply.replicas import refuse_fit_over_processes, re
 from autoprec.backends.keras.apply.train_function import (
     compile_settings,
     retrace_functions,
-    watch_scale_floor,
+    watch_train_function,
 )
 
 
@@ -175,7 +175,7 @@ class CompileOverrides:
             compiles = False
             self._say("not compiled: TensorFlow cannot compile a step of several replicas with XLA")
         compile_settings(model, compiles, steps)
-        watch_scale_floor(self._precision, model)
+        watch_train_function(self._precision, model)
         after = (model.jit_compile, model.steps_per_execution)
 
         def undo() -> None:

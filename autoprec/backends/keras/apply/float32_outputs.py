@@ -176,7 +176,7 @@ class UngraphedOutputs(Hook):
 
     def _name(self, value: Any, why: str) -> None:
         """Warn, once for each class, of an object whose tensors stay in 16 bits."""
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         if kind in self.named:
             return
         self.named.add(kind)

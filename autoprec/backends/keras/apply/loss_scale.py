@@ -115,7 +115,8 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         Keras asks the first replica only, before gradients are summed over them: what overflows on
         another one would reach the weights of all.
         """
-        finite = super().check_finite(grads)
+        # Keras asks whether numbers are finite of real ones only.
+        finite = super().check_finite([ops.abs(g) if _is_complex(g) else g for g in grads])
         if replica_count() == 1:
             return finite
         broken = ops.cast(ops.logical_not(finite), "float32")
@@ -129,7 +130,9 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         unscaled = [
             gradient
             if gradient is None or self._overwrite_variable_with_gradient(variable)
-            else ops.divide(gradient, divisor)
+            else ops.divide(
+                gradient, ops.cast(divisor, gradient.dtype) if _is_complex(gradient) else divisor
+            )
             for gradient, variable in zip(grads, variables, strict=True)
         ]
         with called_by_wrapper():
@@ -176,6 +179,10 @@ class LossCountingHook(Hook):
         broken = ops.logical_not(ops.all(ops.isfinite(loss)))
         self.counter.assign_add(ops.cast(broken, self.counter.dtype))
         return self.original(loss)
+
+
+def _is_complex(gradient: Any) -> bool:
+    return gradient is not None and "complex" in keras.backend.standardize_dtype(gradient.dtype)
 
 
 def has_value(tensor: Any) -> bool:

@@ -13,21 +13,36 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from autoprec.backends.keras.apply.dtype_policies import WEIGHT_WRITERS
 from autoprec.backends.keras.apply.layer_names import LayerUnit
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.untracked_state import (
+    carried_states,
+    is_keras,
+    stored_value,
+    untracked_variables,
+)
 
 #: Where a function that is traced holds its steps.
 _STEPS_ATTRIBUTE = "_autoprec_steps"
+
+
+#: What else changes a `tf.Variable`; a Keras variable has `assign` only.
+_TENSORFLOW_WRITES = (
+    *("assign_add", "assign_sub", "batch_scatter_update", "_strided_slice_assign"),
+    *("scatter_" + of for of in ("add", "sub", "max", "min", "mul", "div", "update")),
+    *("scatter_nd_" + of for of in ("add", "sub", "max", "min", "update")),
+)
 
 
 class AssignHook(Hook):
@@ -37,45 +52,69 @@ class AssignHook(Hook):
         super().__init__(variable.assign)
         self.variable = variable
 
-    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Note the value that the variable has, then assign."""
+        return self.around(self.original, args, kwargs)
+
+    def around(self, write: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Note the value that the variable has, then call what changes it."""
         if in_stateless_scope():  # nothing is assigned: Keras asks for shapes
-            return self.original(value, *args, **kwargs)
+            return write(*args, **kwargs)
         STATE.assigning(self)
-        result = self.original(value, *args, **kwargs)
+        result = write(*args, **kwargs)
         STATE.assigned(self)
         return result
 
 
-def follow_state(units: Iterable[LayerUnit], hooks: InstalledHooks) -> None:
+class _WriteHook(Hook):
+    """Another method that changes a variable whose `assign` is hooked."""
+
+    def __init__(self, original: Callable[..., Any], assign: AssignHook) -> None:
+        super().__init__(original)
+        self.assign = assign
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.assign.around(self.original, args, kwargs)
+
+
+def follow_state(model: Any, units: Collection[LayerUnit], hooks: InstalledHooks) -> None:
     """Note from now on what a step changes of the layers' own state, whatever its dtype.
 
     A queue and its pointer belong together, and so do a sum and its count. Weights that are frozen
-    are not state: no layer assigns them.
+    are not state: no layer assigns them. Nor are the states of generators of random numbers.
     """
     for unit in units:
         for layer in unit.members:
             written = [layer.kernel] if isinstance(layer, WEIGHT_WRITERS) and layer.built else []
             for variable in (*layer._non_trainable_variables, *carried_states(layer), *written):
-                if not isinstance(vars(variable).get("assign"), AssignHook):
-                    hooks.install(variable, "assign", AssignHook(variable))
+                _follow(variable, hooks)
+    for each in untracked_variables(model, units):
+        if not each.draws:
+            _follow(each.variable, hooks)
 
 
-def carried_states(layer: Any) -> list[Any]:
-    """List what a stateful recurrent layer carries to the next batch; Keras lists it nowhere."""
-    if not isinstance(layer, keras.layers.RNN) or not layer.stateful:
-        return []
-    return [v for v in keras.tree.flatten(layer.states) if isinstance(v, keras.Variable)]
+def _follow(variable: Any, hooks: InstalledHooks) -> None:
+    if isinstance(vars(variable).get("assign"), AssignHook):
+        return
+    assign = AssignHook(variable)
+    hooks.install(variable, "assign", assign)
+    for name in () if is_keras(variable) else _TENSORFLOW_WRITES:
+        hooks.install(variable, name, _WriteHook(getattr(variable, name), assign))
 
 
 @dataclass(eq=False)
 class _Step:
-    """What one step has changed, with the values before; `ended` by an update."""
+    """What one step has changed, with the values before; `ended` by an update.
+
+    One `after_update` follows another in the same function: what that assigns, such as a teacher's
+    averages, waits for no update elsewhere.
+    """
 
     before: weakref.WeakKeyDictionary[AssignHook, Any] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     ended: bool = False
+    after_update: bool = False
 
 
 @dataclass(eq=False)
@@ -125,14 +164,16 @@ class StateBeforeStep:
     def assigning(self, hook: AssignHook) -> None:
         """Note the value before the first assignment of a step."""
         graph, steps, key = self._place()
+        if graph is None and not _in_step():
+            return
         step = steps.get(key)
         if step is None or step.ended:
-            step = steps[key] = _Step()
+            step = steps[key] = _Step(after_update=step is not None)
         if hook in step.before:
             return
         with _traced_into(graph):
-            step.before[hook] = _value(hook.variable)
-        if graph is not None and key is None:
+            step.before[hook] = stored_value(hook.variable)
+        if graph is not None and key is None and not step.after_update:
             if hook not in self._elsewhere:
                 self._elsewhere[hook] = _Elsewhere(_value_now(hook.variable))
             self._elsewhere[hook].functions.add(graph)
@@ -140,7 +181,7 @@ class StateBeforeStep:
     def assigned(self, hook: AssignHook) -> None:
         """Take over what is assigned outside of steps, such as loaded weights."""
         if hook in self._elsewhere and self._place()[0] is None:
-            self._elsewhere[hook].keep(_value(hook.variable))
+            self._elsewhere[hook].keep(stored_value(hook.variable))
 
     def put_back(self) -> None:
         """Undo what the step has changed, because its update is skipped."""
@@ -154,7 +195,7 @@ class StateBeforeStep:
     def keep(self) -> None:
         """Keep the state of a step whose update is made."""
         for hook, kept in self._changed_elsewhere(self._step()):
-            kept.keep(_value(hook.variable))
+            kept.keep(stored_value(hook.variable))
 
     def end_step(self) -> None:
         """Begin a new step with the next assignment."""
@@ -193,18 +234,8 @@ class StateBeforeStep:
 STATE = StateBeforeStep()
 
 
-def _value(variable: Any) -> Any:
-    """Return the value as it is now, also once the variable is assigned another.
-
-    Not `variable.value`, which inside a layer is cast to 16 bits.
-    """
-    if keras.config.backend() == "tensorflow":
-        return variable._value.read_value()
-    return ops.copy(variable._value)
-
-
 def _finite_or(variable: Any, value: Any) -> Any:
-    now = _value(variable)
+    now = stored_value(variable)
     dtype = keras.backend.standardize_dtype(variable.dtype)
     if not ("float" in dtype or "complex" in dtype):
         return now
@@ -217,7 +248,7 @@ def _value_now(variable: Any) -> Any:
     import tensorflow as tf
 
     with tf.init_scope():
-        return _value(variable)
+        return stored_value(variable)
 
 
 def _function_graph() -> Any:
@@ -238,6 +269,16 @@ def _function_graph() -> Any:
     while isinstance(graph, inner):
         graph = graph.outer_graph
     return graph
+
+
+def _in_step() -> bool:
+    """Say whether what runs eagerly is a forward pass, rather than a script that loads weights."""
+    if keras.config.backend() != "tensorflow":
+        return True
+    from tensorflow.python import pywrap_tfe
+
+    called = global_state.get_global_attribute("current_call_ctx")
+    return called is not None or not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
 def _replica() -> Any:

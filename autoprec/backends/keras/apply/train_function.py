@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+
 from autoprec.backends.keras.apply.precision import Precision
+from autoprec.backends.keras.apply.replicas import replica_count, scope_of
 
 
 def compile_settings(model: Any, jit_compile: bool, steps_per_execution: Any) -> None:
@@ -32,11 +35,35 @@ def retrace_functions(model: Any, *, watched: bool = False) -> None:
             held.function, model.train_function = model.train_function, held
 
 
-def watch_scale_floor(precision: Precision, model: Any) -> None:
-    """Look for a scale at its floor now and then, from the host, while `fit` runs."""
-    if precision.loss_scale is not None:
+def watch_train_function(precision: Precision, model: Any) -> None:
+    """Look for a scale at its floor now and then, from the host, while `fit` runs.
+
+    An optimizer that is not built is built before the first step: TensorFlow traces a function anew
+    that has made variables.
+    """
+    if precision.loss_scale is not None or _waits_for_first_step(model):
         model.make_train_function()
-        model.train_function = _CheckingTrainFunction(model.train_function, weakref.ref(precision))
+        model.train_function = _CheckingTrainFunction(
+            model.train_function, weakref.ref(precision), weakref.ref(model)
+        )
+
+
+def _waits_for_first_step(model: Any) -> bool:
+    """Say whether it is the first compiled step of Keras's own that builds the optimizer."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or optimizer.built or keras.config.backend() != "tensorflow":
+        return False
+    own_step = getattr(type(model), "train_step", None) is keras.Model.train_step
+    return own_step and not model.run_eagerly and replica_count(model) == 1
+
+
+def _build_optimizer(model: Any) -> None:
+    """Build the optimizer as the first step would, where the weights are known before it."""
+    layers = model._flatten_layers()
+    if _waits_for_first_step(model) and all(layer.built for layer in layers):
+        with scope_of(model):
+            model.optimizer.build(model.trainable_variables)
+        model.optimizer.built = True
 
 
 @dataclass
@@ -45,13 +72,18 @@ class _CheckingTrainFunction:
 
     function: Callable[[Any], Any]
     precision: weakref.ref[Precision]
+    model: weakref.ref[Any]
     every: int = 16
     calls: int = 0
 
     def __call__(self, iterator: Any) -> Any:
+        precision, model = self.precision(), self.model()
+        if self.calls == 0 and model is not None:
+            _build_optimizer(model)
         logs = self.function(iterator)
         self.calls += 1
-        precision = self.precision()
-        if precision is not None and (self.calls <= self.every or self.calls % self.every == 0):
+        if precision is None or precision.loss_scale is None:
+            return logs
+        if self.calls <= self.every or self.calls % self.every == 0:
             precision.check()
         return logs

@@ -116,9 +116,14 @@ def _mean_gradient(model: Any, run: Any, parts: Sequence[Any]) -> Any:
     for given in parts:
         with state_kept(model):
             _, gradients = run(given, 1.0)
-            arrays = [np.asarray(keras.ops.convert_to_numpy(g), np.float64) for g in gradients]
-        total = total + np.concatenate([np.zeros(0), *(a.reshape(-1) for a in arrays)]) / len(parts)
+            vectors = [_vector(np.asarray(keras.ops.convert_to_numpy(g))) for g in gradients]
+        total = total + np.concatenate([np.zeros(0), *vectors]) / len(parts)
     return total
+
+
+def _vector(gradient: Any) -> Any:
+    parts = np.stack([gradient.real, gradient.imag]) if np.iscomplexobj(gradient) else gradient
+    return parts.reshape(-1).astype(np.float64)
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def backward_magnitudes(reader: StepReader, batch: Any) -> tuple[list[float], di
 
 
 def _norm(gradient: Any) -> float:
-    return float(np.linalg.norm(gradient.astype(np.float64)))
+    return float(np.linalg.norm(np.abs(gradient).astype(np.float64)))
 
 
 def _exponent_counts(gradient: Any) -> dict[int, int]:

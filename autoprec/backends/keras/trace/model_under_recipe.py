@@ -8,6 +8,7 @@ same in every build.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,12 +20,17 @@ import numpy as np
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.apply.untracked_state import untracked_variables
 from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.trace import magnitudes
-from autoprec.backends.keras.trace.recorded_outputs import Outputs, observing_function
+from autoprec.backends.keras.trace.recorded_outputs import (
+    Evaluation,
+    Outputs,
+    observing_function,
+)
 from autoprec.backends.keras.train.data import count_samples, size_in_bytes, to_numpy
-from autoprec.backends.keras.train.rng import same_in_every_dtype
+from autoprec.backends.keras.train.rng import KerasGenerators, same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import (
     VariableMemory,
     build_model,
@@ -65,7 +71,12 @@ class KerasTrainee:
         self.model.make_train_function()
         self._gradient_function: Any = None
         self._observing_function: Any = None
-        self._buffers = _buffer_paths(self.model)
+        self._evaluation: Evaluation | None = None
+        self._state = state_variables(self.model)
+        self._buffers, self._seeds = _buffer_paths(self.model), _seeds(self.model)
+        self._whole_numbers = {
+            path for index, path in self._buffers.items() if _is_whole(self._state[index])
+        }
         self._left: Mapping[str, Any] = {}
         self._drew = False
         self._readers: dict[Any, magnitudes.StepReader] = {}
@@ -103,7 +114,7 @@ class KerasTrainee:
         with same_in_every_dtype(), raising_layers_noted(self.model):
             found = function(batch, self.precision.scale)
         if self._buffers:
-            self._left = self.buffers(self.take_state())
+            self._left = self.buffers(self.take_state(), exact=True)
         self._drew = self._seeds_moved(kept)
         self.put_back(kept)
         return found
@@ -132,22 +143,27 @@ class KerasTrainee:
 
     def take_state(self) -> Snapshot:
         """Copy the state."""
-        return [to_numpy(v) for v in state_variables(self.model)]
+        return [to_numpy(v) for v in self._state]
 
     def put_back(self, state: Snapshot) -> None:
         """Load a copied state."""
-        for variable, value in zip(state_variables(self.model), state, strict=True):
+        for variable, value in zip(self._state, state, strict=True):
             variable.assign(value)
 
     def state_bytes(self) -> int:
         """Return the size of a copy of the state in bytes."""
-        return sum(size_in_bytes(variable) for variable in state_variables(self.model))
+        return sum(size_in_bytes(variable) for variable in self._state)
 
     def buffers(self, state: Snapshot | None = None, *, exact: bool = False) -> Mapping[str, Any]:
-        """Return the buffers of a copied state, or as the last batch left them."""
+        """Return the buffers of a copied state, or as the last batch left them.
+
+        Those of whole numbers and truth values only with `exact`.
+        """
         if state is None:
-            return self._left
-        return {path: _vector(state[index]) for index, path in self._buffers.items()}
+            found = self._left
+        else:
+            found = {path: _vector(state[index]) for index, path in self._buffers.items()}
+        return {p: values for p, values in found.items() if exact or p not in self._whole_numbers}
 
     def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
         """Return a copied state with these buffers multiplied by a factor."""
@@ -167,8 +183,7 @@ class KerasTrainee:
     def _seeds_moved(self, before: Snapshot) -> bool:
         """Say whether random numbers were drawn: seeds are part of the state."""
         return any(
-            "seed_generator" in variable.path and not np.array_equal(value, to_numpy(variable))
-            for variable, value in zip(state_variables(self.model), before, strict=True)
+            not np.array_equal(before[index], to_numpy(self._state[index])) for index in self._seeds
         )
 
     @property
@@ -218,39 +233,78 @@ class KerasTrainee:
 
     def evaluate_watched(self, seed: int) -> Evaluated:
         """Call it without looking at outputs: what it calls is compiled by then."""
-        return Evaluated(self.evaluate())
+        generators = KerasGenerators()
+        before = generators.capture()
+        keras.utils.set_random_seed(seed)
+        try:
+            return Evaluated(self.evaluate())
+        finally:
+            generators.restore(before)
 
     def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
-        """Return None: not looked at."""
-        return None
+        """Run the model's own `test_step`."""
+        if self._evaluation is None:
+            self._evaluation = Evaluation(self.model)
+        try:
+            loss, shown = self._run(self._evaluation, batch)
+        except Exception as error:
+            return Evaluated(None, (), error)
+        outputs = Outputs([to_numpy(each) for each in shown], count_samples(self._task, batch))
+        value = to_float(loss)
+        return Evaluated(
+            None if math.isnan(value) else value,
+            [outputs] if outputs.matrices else (),
+            self._evaluation.error,
+        )
 
     def close(self) -> None:
         """Restore the process's settings, and free the memory."""
         memory = VariableMemory(self.model)
         self.precision.restore()
         self.model = self.precision = None
-        self._gradient_function = self._observing_function = None
+        self._state = []
+        self._gradient_function = self._observing_function = self._evaluation = None
         self._readers.clear()
         gc.collect()
         memory.free()
 
 
-def _buffer_paths(model: Any) -> dict[int, str]:
-    """Map positions in a model's state to the paths of buffers: weights that nothing trains.
+def _seeds(model: Any) -> list[int]:
+    """List the positions in a model's state of what generators of random numbers hold."""
+    untracked = untracked_variables(model, layer_units(model))
+    drawn = {id(each.variable) for each in untracked if each.draws}
+    return [
+        index
+        for index, variable in enumerate(state_variables(model))
+        if id(variable) in drawn or "seed_generator" in getattr(variable, "path", "")
+    ]
 
-    The seeds of dropout are none, nor are integers. Every build of the model gives the same paths.
+
+def _buffer_paths(model: Any) -> dict[int, str]:
+    """Map positions in a model's state to the paths of buffers: what changes without an optimizer.
+
+    They are weights that nothing trains, and variables that Keras does not know. The seeds of
+    dropout are none, nor are texts. Every build of the model gives the same paths.
     """
-    paths: dict[int, str] = {}
+    untracked = untracked_variables(model, layer_units(model))
+    paths = {id(each.variable): each.path for each in untracked if not each.draws}
     for unit in layer_units(model):  # parents first: the deepest layer names a weight
         for layer in unit.members:
             for each in layer.non_trainable_weights:
                 paths[id(each)] = f"{unit.path}/{each.name}".lstrip("/")
     found: dict[int, str] = {}
+    seeds = _seeds(model)
     for index, variable in enumerate(state_variables(model)):
         path = paths.get(id(variable))
-        if path is not None and not str(variable.dtype).startswith(("int", "uint", "bool")):
+        text = keras.backend.standardize_dtype(variable.dtype) == "string"
+        if path is not None and index not in seeds and not text:
             found[index] = path if path not in found.values() else f"{path} ({index})"
     return found
+
+
+def _is_whole(variable: Any) -> bool:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return not ("float" in dtype or "complex" in dtype)
 
 
 def _vector(value: Any) -> Any:
@@ -263,6 +317,6 @@ def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float 
     """Return ||g - g32|| / ||g32|| over all weights, None where it is not finite."""
     difference = total = 0.0
     for ours, theirs in zip(candidate, reference, strict=True):
-        difference += float(np.sum(np.square((ours - theirs).astype(np.float64))))
-        total += float(np.sum(np.square(theirs.astype(np.float64))))
+        difference += float(np.sum(np.square(np.abs(ours - theirs).astype(np.float64))))
+        total += float(np.sum(np.square(np.abs(theirs).astype(np.float64))))
     return relative_error(difference, total)

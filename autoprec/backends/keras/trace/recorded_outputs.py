@@ -21,9 +21,11 @@ from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.nested_outputs import tensors_in
 from autoprec.backends.keras.train.task_runner import (
     loss_and_gradients,
+    loss_in_logs,
     on_tensorflow,
     step_function,
 )
+from autoprec.errors import TaskError
 
 MAX_ELEMENTS = 1 << 16
 """How many elements of one output are kept for each sample."""
@@ -47,6 +49,37 @@ def observing_function(model: Any) -> Any:
         return loss, gradients, [_matrix(each, samples) for each in found if _is_known(each)]
 
     return step_function(model, run)
+
+
+class Evaluation:
+    """A model's own `test_step` as a function of a batch, compiled as `evaluate` would.
+
+    It gives the loss, NaN where the logs hold none, and the model's outputs. `error` is what the
+    step raised when it was last traced, or run eagerly; the outputs are those until then.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.error: Exception | None = None
+        self._function = step_function(model, self._evaluate)
+
+    def __call__(self, batch: Any, scale: float) -> tuple[Any, list[Any]]:
+        """Return loss and outputs."""
+        found: tuple[Any, list[Any]] = self._function(batch, scale)
+        return found
+
+    def _evaluate(self, batch: Any, scale: Any) -> tuple[Any, list[Any]]:
+        loss, self.error = ops.convert_to_tensor(math.nan, "float32"), None
+        with _outputs_recorded(self._model) as found:
+            try:
+                logs = self._model.test_step(batch)
+            except Exception as error:
+                self.error = error
+            else:
+                with contextlib.suppress(TaskError):  # a step that returns no loss
+                    loss = ops.cast(loss_in_logs(logs), "float32")
+            samples = _length(batch)
+        return loss, [_matrix(each, samples) for each in found if _is_known(each)]
 
 
 class _Recorder(Hook):

@@ -2,12 +2,15 @@
 
 Keras draws a dropout mask in the dtype of what it drops from, so the same seed gives a bfloat16
 model another mask than a float32 one. Inside `same_in_every_dtype` numbers are drawn in float32 and
-then cast. This holds for `keras.random` and every layer built on it, not for a model's own calls of
-the library below.
+then cast. This holds for `keras.random` and every layer built on it, and for a model's own calls of
+`tf.random` and `tf.nn.dropout`; not for names that it has imported from there, nor for calls of
+torch where Keras runs on that.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,38 +28,61 @@ from autoprec.backends.shared.rng_streams import HostGenerators
 @contextmanager
 def same_in_every_dtype() -> Iterator[None]:
     """Draw in float32 what is traced or run inside."""
-    before = {name: getattr(keras_random, name) for name in ("dropout", *_BY_DTYPE)}
-    keras_random.dropout = _dropout(before["dropout"])
-    for name in _BY_DTYPE:
-        setattr(keras_random, name, _drawn_in_float32(before[name]))
+    held = [(owner, name, getattr(owner, name), kind) for owner, name, kind in _drawing_functions()]
+    for owner, name, original, kind in held:
+        setattr(owner, name, kind(original))
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(keras_random, name, function)
+        for owner, name, original, _ in held:
+            setattr(owner, name, original)
 
 
-_BY_DTYPE = ("normal", "uniform", "truncated_normal")
+def _drawing_functions() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield where each function that draws in a dtype is held, and what to put in its place."""
+    yield keras_random, "dropout", _dropped_in_float32
+    for name in ("normal", "uniform", "truncated_normal", "gamma", "binomial", "beta"):
+        yield keras_random, name, _drawn_in_float32
+    if keras.config.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    yield tf.nn, "dropout", _dropped_in_float32
+    yield tf.nn.experimental, "stateless_dropout", _dropped_in_float32
+    for name in ("normal", "uniform", "truncated_normal"):
+        yield tf.random, name, _drawn_in_float32
+        yield tf.random, f"stateless_{name}", _drawn_in_float32
+        yield tf.random.Generator, name, _drawn_in_float32
 
 
-def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        if not is_low(inputs.dtype):
-            return original(inputs, rate, noise_shape, seed)
-        ones = keras.ops.ones_like(inputs, dtype="float32")
-        mask = original(ones, rate, noise_shape, seed)
+def _dropped_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def dropout(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_low(getattr(inputs, "dtype", None)):
+            return original(inputs, *args, **kwargs)
+        mask = original(keras.ops.ones_like(inputs, dtype="float32"), *args, **kwargs)
         return keras.ops.multiply(inputs, keras.ops.cast(mask, inputs.dtype))
 
     return dropout
 
 
 def _drawn_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
-    def draw(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        dtype = signature.bind(*args, **kwargs).arguments.get("dtype")
         if not is_low(dtype):
-            return original(*args, dtype=dtype, **kwargs)
-        return keras.ops.cast(original(*args, dtype="float32", **kwargs), dtype)
+            return original(*args, **kwargs)
+        given = signature.bind(*map(_exact, args), **{k: _exact(v) for k, v in kwargs.items()})
+        given.arguments["dtype"] = "float32"
+        return keras.ops.cast(original(*given.args, **given.kwargs), dtype)
 
     return draw
+
+
+def _exact(value: Any) -> Any:
+    return keras.ops.cast(value, "float32") if is_low(getattr(value, "dtype", None)) else value
 
 
 class KerasGenerators:

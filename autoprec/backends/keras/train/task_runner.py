@@ -22,7 +22,11 @@ from autoprec.backends.keras.apply.optimizer_attributes import (
     replace_optimizers,
 )
 from autoprec.backends.keras.apply.replicas import scope_of
-from autoprec.backends.keras.apply.skipped_updates import carried_states
+from autoprec.backends.keras.apply.untracked_state import (
+    carried_states,
+    stored_value,
+    untracked_variables,
+)
 from autoprec.backends.keras.train.checkpoint_loading import load_weights
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.raising_modules import note_modules
@@ -151,14 +155,35 @@ def build_model(task: Task, seed: int, batch: Any) -> Any:
 
 
 def make_variables(model: Any, batch: Any) -> None:
-    """Make what a first `fit` would: weights, metrics, and the optimizer's variables."""
+    """Make what a first `fit` would: weights, metrics, and the optimizer's variables.
+
+    A layer that makes variables when it is called, as a stateful recurrent one does, makes them in
+    a function that never runs.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     with scope_of(model):
-        model._symbolic_build(data_batch=batch)
+        if not on_tensorflow() or not _built_of_shapes(model, batch):
+            if on_tensorflow():
+                _trace_forward(model, x)
+            model._symbolic_build(data_batch=batch)
         if not model.built:
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             model(x)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+
+
+def _built_of_shapes(model: Any, batch: Any) -> bool:
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception:
+        return False
+    return True
+
+
+def _trace_forward(model: Any, x: Any) -> None:
+    import tensorflow as tf
+
+    tf.function(lambda: model(x, training=False), autograph=False).get_concrete_function()
 
 
 def _clip(task: Task, model: Any) -> None:
@@ -171,17 +196,18 @@ def _clip(task: Task, model: Any) -> None:
 def state_variables(model: Any) -> list[Any]:
     """List the model's state that training changes: weights, statistics, seeds; no metrics.
 
-    What stateful recurrent layers carry from batch to batch comes last.
+    What stateful recurrent layers carry from batch to batch follows, then what Keras does not know.
     """
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
-    carried = [v for layer in model._flatten_layers() for v in carried_states(layer)]
-    return [*(v for v in model.variables if id(v) not in metrics), *carried]
+    untracked = [each.variable for each in untracked_variables(model, layer_units(model))]
+    known = (v for v in model.variables if id(v) not in metrics)
+    return [*known, *carried_states(model), *untracked]
 
 
 @contextlib.contextmanager
 def state_kept(model: Any) -> Iterator[None]:
     """Put the model's state back at the end as it was, whatever is run inside."""
-    before = [(variable, keras.ops.copy(variable.value)) for variable in state_variables(model)]
+    before = [(variable, stored_value(variable)) for variable in state_variables(model)]
     try:
         yield
     finally:

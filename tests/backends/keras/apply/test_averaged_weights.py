@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from autoprec import apply_profile
 from autoprec.core.recipe import LossScale, Recipe
@@ -113,3 +114,62 @@ def test_the_average_is_that_of_the_weights_after_each_update(recipe):
         precision.optimizer.finalize_variable_values(model.trainable_variables)
     for ours, average in zip(model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(ours.numpy(), average, rtol=1e-4, atol=1e-6)
+
+
+class AverageOfSteps(keras.callbacks.Callback):
+    """Averages the weights over all steps, and takes the average at the end of training."""
+
+    def on_train_begin(self, logs=None):
+        self.count, self.mean = 0, [np.zeros(w.shape) for w in self.model.weights]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.count += 1
+        pairs = zip(self.mean, self.model.get_weights(), strict=True)
+        self.mean = [mean + (weight - mean) / self.count for mean, weight in pairs]
+
+    def on_train_end(self, logs=None):
+        self.model.set_weights(self.mean)
+
+
+def test_an_average_that_a_callback_takes_is_of_float32_weights_and_stays():
+    model, callback = compiled(net()), AverageOfSteps()
+    with apply_profile(RECIPES["float16"], model=model):
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[callback])
+        for found, mean in zip(model.get_weights(), callback.mean, strict=True):
+            np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-7)
+
+
+class WithTeacher(keras.Model):
+    """Moves a copy of its network after each update, and learns from it."""
+
+    def __init__(self):
+        super().__init__()
+        self.network, self.teacher = net(), net()
+        self.teacher.set_weights(self.network.get_weights())
+        self.teacher.trainable = False
+
+    def call(self, x, training=False):
+        return self.network(x, training=training)
+
+    def train_step(self, given):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(given)
+        with tf.GradientTape() as tape:
+            z = self(x, training=True)
+            apart = keras.ops.mean(keras.ops.square(keras.ops.subtract(z, self.teacher(x))))
+            scaled = self.optimizer.scale_loss(self.compute_loss(y=y, y_pred=z) + apart)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
+        for mean, weight in zip(self.teacher.weights, self.network.weights, strict=True):
+            mean.assign(0.9 * mean + 0.1 * weight)
+        return {}
+
+
+def test_a_teacher_inside_a_train_step_keeps_its_values_through_a_skipped_step():
+    model = compiled(WithTeacher())
+    model(X)
+    with apply_profile(RECIPES["float16"], model=model) as precision:
+        model.train_on_batch(X, Y)
+        model.train_on_batch(np.full_like(X, np.inf), Y)
+        model.train_on_batch(X, Y)
+        assert (precision.steps, precision.skipped) == (2, 1)
+    assert all(np.isfinite(w.numpy()).all() for w in model.weights)

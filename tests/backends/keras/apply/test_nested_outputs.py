@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import types
 import warnings
 from collections import OrderedDict, deque, namedtuple
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +28,19 @@ class Output:
     logits: Any
     step: int = 3
 
+    def given(self):
+        return self.logits
+
 
 @dataclass(frozen=True)
 class Frozen:
     logits: Any
     hidden: Any = None
     computed: Any = field(default=None, init=False)
+
+
+def shifted(x, by=0.0):
+    return x + by
 
 
 class Plain:
@@ -82,6 +92,16 @@ KINDS = {
     "objects in a list": lambda z: [Output(Output(z))],
     "deque": lambda z: deque([z], maxlen=3),
     "generator": lambda z: (Output(each) for each in [z, z]),
+    "iterator": lambda z: iter([z, {"a": z}]),
+    "zip": lambda z: zip([z], [Output(z)], strict=True),
+    "map": lambda z: map(Output, [z]),
+    "enumerated": lambda z: enumerate((z,)),
+    "chained": lambda z: itertools.chain([z], [z]),
+    "values": lambda z: {"a": z, "b": 1}.values(),
+    "items": lambda z: {"a": [z]}.items(),
+    "read-only": lambda z: types.MappingProxyType({"a": z}),
+    "partial": lambda z: functools.partial(shifted, z, by=z),
+    "method": lambda z: Output(z).given,
 }
 
 
@@ -106,9 +126,11 @@ def tensors(value):
     """List the tensors of an output, in this test's own way."""
     if tf.is_tensor(value):
         return [value]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         value = list(value.values())
-    if isinstance(value, list | tuple | deque | types.GeneratorType):
+    if callable(value):
+        return [value()]
+    if isinstance(value, Iterable) and not isinstance(value, str):
         return [t for each in value for t in tensors(each)]
     if isinstance(value, Frozen):
         return tensors([value.logits, value.hidden])
@@ -124,6 +146,8 @@ def test_outputs_of_any_structure_are_float32(kind, policy):
     model = Net(KINDS[kind])
     exact = tensors(model(X))
     plain = type(model(X))
+    if issubclass(plain, Iterator):
+        plain = types.GeneratorType  # gone through as the user does
     with apply_profile(Recipe(policy, batch_size=5), model=model):
         given = model(X)
         assert type(given) is plain
@@ -160,8 +184,43 @@ def test_an_object_without_low_precision_is_returned_itself():
         assert model(X)[1] is kept
 
 
+@pytest.mark.parametrize("shapes", ["alike", "ragged"])
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_a_tensor_array_is_float32_and_the_models_own_stays_readable(shapes, traced):
+    made = []
+
+    def make(z):
+        given = tf.TensorArray(z.dtype, size=2, infer_shape=shapes == "alike")
+        given = given.write(0, z).write(1, z if shapes == "alike" else z[:2])
+        made.append(given)
+        return given
+
+    model = Net(make)
+    model(X)
+
+    def total(x):
+        given, own = model(x), made[-1]
+        assert given.dtype == "float32"
+        assert own.dtype == "bfloat16"
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(model(x).read(1))
+        assert tape.gradient(loss, x) is not None
+        return given.read(0), given.read(1), own.read(1)
+
+    with apply_profile(Recipe("mixed_bfloat16", batch_size=5), model=model):
+        run = tf.function(total) if traced else total
+        first, second, own = run(tf.constant(X))
+        np.testing.assert_array_equal(second, tf.cast(own, "float32"))
+        np.testing.assert_array_equal(first[: len(second)], second)
+
+
 @pytest.mark.parametrize(
-    ("make", "why"), [(Sealed, "one of a kind"), (Distribution, "fixed its own dtype")]
+    ("make", "why"),
+    [
+        (Sealed, "one of a kind"),
+        (Distribution, "fixed its own dtype"),
+    ],
 )
 def test_what_cannot_be_rebuilt_is_named_once(make, why):
     model = Net(make)
@@ -170,6 +229,20 @@ def test_what_cannot_be_rebuilt_is_named_once(make, why):
         with pytest.warns(AutoprecWarning, match=rf"returns a .*{make.__name__}.*{why}.*ops\.cast"):
             given = model(X)
         assert given.logits.dtype == "bfloat16"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", AutoprecWarning)
+            model(X)
+
+
+def test_a_function_that_encloses_a_16_bit_tensor_is_named_at_the_first_call():
+    model = Net(lambda z: (z, lambda: z))
+    model(X)
+    message = r"returns a function with 16-bit .*keeps the variables that it encloses"
+    with apply_profile(Recipe("mixed_bfloat16", batch_size=5), model=model):
+        with pytest.warns(AutoprecWarning, match=message):
+            logits, later = model(X)
+        assert logits.dtype == "float32"
+        assert later().dtype == "bfloat16"
         with warnings.catch_warnings():
             warnings.simplefilter("error", AutoprecWarning)
             model(X)

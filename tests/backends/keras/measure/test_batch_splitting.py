@@ -191,6 +191,36 @@ class Around(keras.Model):
         return self.head(self.inner(x))
 
 
+class Unbuilt(keras.Model):
+    """Makes its weights and the states that it carries when it is first called."""
+
+    def __init__(self, bidirectional=False):
+        super().__init__()
+        cell = layers.GRU(4, stateful=True, return_sequences=True)
+        self.recurrent = layers.Bidirectional(cell) if bidirectional else cell
+        self.head = layers.Dense(3)
+
+    def call(self, x):
+        return self.head(self.recurrent(x))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_subclassed_model_that_carries_states_and_is_not_built_is_described(bidirectional):
+    def build():
+        model = Unbuilt(bidirectional)
+        model.compile("sgd", "mse")
+        return model
+
+    directions = 1 + bidirectional
+    facts = describe(build, named=None)
+    assert facts.fixed_batch
+    assert not facts.splittable
+    assert facts.parameters == directions * (3 * 4 * (4 + 4 + 2)) + directions * 4 * 3 + 3
+    model = build_model(task(build), 0, next(build_data(BATCH)))
+    carried = [v for v in state_variables(model) if v.name == "rnn_state"]
+    assert [np.abs(v.numpy()).max() for v in carried] == directions * [0.0]
+
+
 @pytest.mark.parametrize(
     ("model", "batch"),
     [(stateful, 8), (nested, 8), (lambda: nested(7), 7), (lambda: nested(1), 1)],

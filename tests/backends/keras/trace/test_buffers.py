@@ -7,6 +7,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import ops
 
 from autoprec.backends.keras.backend import KerasBackend
@@ -40,6 +41,31 @@ class Sums(keras.layers.Layer):
             for variable, value in zip((self.total, self.squares, self.count), added, strict=True):
                 variable.assign(variable + ops.cast(value, variable.value.dtype))
         return inputs
+
+
+class Held:
+    """A plain object that keeps a variance, in the variables of the library below."""
+
+    def __init__(self):
+        self.variance = [tf.Variable(tf.ones(8))]
+        self.generator = tf.random.Generator.from_seed(1)
+
+
+class Variance(keras.layers.Layer):
+    """Keeps the variance of its inputs where Keras does not look, and adds noise of its own."""
+
+    def __init__(self, careful):
+        super().__init__()
+        self.careful, self.held = careful, Held()
+
+    def call(self, inputs, training=False):
+        if training:
+            x = ops.cast(inputs, "float32") if self.careful else inputs
+            variance = ops.mean(ops.square(x), axis=0) - ops.square(ops.mean(x, axis=0))
+            kept = self.held.variance[0]
+            kept.assign(0.9 * kept + 0.1 * ops.cast(variance, "float32"))
+        noise = self.held.generator.normal(ops.shape(inputs))
+        return inputs + 0.5 * ops.cast(noise, inputs.dtype)
 
 
 def network(*layers):
@@ -120,6 +146,19 @@ def test_batch_normalisation_is_compared_and_equal_and_dropouts_seeds_are_no_buf
 
 def test_a_model_without_such_weights_is_not_judged():
     assert not compared(keras.layers.ReLU)[0].judged
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_what_keras_does_not_list_is_compared_from_the_same_state_with_the_same_noise(careful):
+    found, traced = compared(features, lambda: Variance(careful))
+    assert found.judged
+    assert found.passed == careful
+    assert careful or "variance/held.variance[0]" in found.problem
+    points = traced.compare_steps(recipe=BF16)
+    assert {each.name for point in points for each in point.buffers} == {
+        "variance/held.variance[0]"
+    }
+    assert all(point.gradient_error < 0.1 for point in points)
 
 
 def test_the_verdict_names_them():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee
+from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.proof.recipe_proof import Proof
@@ -50,7 +53,7 @@ def mean_over_targets(y, predicted):
 def test_a_batch_that_may_be_split_is_equal_with_dropout_and_noise_off():
     verdict = Proof(tracer(noisy, samples), steps=30).prove(SPLIT)
     assert verdict.accepted
-    assert "with 2 micro-batches of 4, outputs, loss and gradient of 5 batches" in verdict.reason
+    assert "2 micro-batches of 4, outputs, loss, gradient and evaluation of 5" in verdict.reason
     assert verdict.steps == 0
 
 
@@ -72,7 +75,96 @@ def test_a_compiled_recipe_computes_what_plain_float32_does():
     )
     assert settings is not None
     assert settings.accepted
-    assert "with compiled, outputs, loss and gradient" in settings.verdict.reason
+    assert "with compiled, outputs, loss, gradient and evaluation" in settings.verdict.reason
+
+
+class Compiled(keras.Model):
+    """A model that computes something else when it is compiled with XLA, in what `where` names."""
+
+    def __init__(self, where=""):
+        super().__init__()
+        self.where = where
+        self.hidden = keras.layers.Dense(8)
+        self.norm = keras.layers.BatchNormalization()
+        self.head = keras.layers.Dense(1)
+        self.held = {"sum": tf.Variable(0.0), "count": tf.Variable(0)}
+
+    def differs(self, what):
+        return 0.05 if what == self.where and self.jit_compile else 0.0
+
+    def call(self, x, training=False):
+        x = self.norm(self.hidden(x), training=training)
+        if training:
+            added = 1.0 + self.differs("buffer")
+            self.held["count"].assign_add(2 if self.differs("count") else 1)
+            self.held["sum"].assign_add(added * keras.ops.mean(keras.ops.square(x)))
+        else:
+            x = x + self.differs("outputs") * keras.ops.square(x)
+        return self.head(x)
+
+    def test_step(self, given):
+        logs = super().test_step(given)
+        if self.where == "raises":
+            raise RuntimeError("only of use in training")
+        return {"loss": logs["loss"] * (1.0 + self.differs("loss"))}
+
+
+def settings_of(where, **more):
+    def build():
+        model = Compiled(where)
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        return model
+
+    recipe = Recipe(batch_size=8, compile=True)
+    return Proof(tracer(build, samples, **more), steps=30).compare_settings(recipe)
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("buffer", "its buffer held['sum'] changes"),
+        ("count", "its buffer held['count'] changes"),
+        ("outputs", "its evaluation is"),
+        ("loss", "its evaluation is 5"),
+    ],
+)
+def test_buffers_and_evaluation_are_compared_with_the_unset_models(where, told):
+    settings = settings_of(where)
+    assert not settings.accepted
+    assert f"than plain float32 does at the same weights: {told}" in settings.verdict.reason
+
+
+def metric(model):
+    """Draw data of its own."""
+    x = np.random.normal(size=(16, 8)).astype("float32")
+    return float(np.mean(np.square(model.predict(x, verbose=0)))) * (1.0 + model.differs("metric"))
+
+
+@pytest.mark.parametrize("where", ["", "raises", "metric"])
+def test_evaluation_is_compared_as_far_as_it_goes(where):
+    settings = settings_of(where, evaluate=metric)
+    assert settings.accepted == (where != "metric")
+    if where == "metric":
+        assert "the metric of evaluate() is" in settings.verdict.reason
+    else:
+        assert "outputs, loss, gradient, buffers and evaluation of 5" in settings.verdict.reason
+        assert settings.verdict.not_covered == ()
+
+
+def test_an_evaluation_leaves_the_models_state_and_runs_as_in_evaluation():
+    task = Task(name="task.py", build_model=lambda: noisy(normalised=True), build_data=samples)
+    batch = next(iter(samples(8)))
+    trainee = KerasTrainee(task, Recipe(batch_size=8), 0, batch, "cpu")
+    before = trainee.take_state()
+    first, again = (trainee.evaluate_batch(batch, 0) for _ in range(2))
+    trained = trainee.observe([(batch, 0)])
+    assert first.error is None
+    assert first.value == again.value != trained.loss
+    exact = trainee.model.predict(batch[0], verbose=0)
+    np.testing.assert_allclose(first.outputs[0].matrices[0], exact, rtol=1e-5)
+    for old, new in zip(before, trainee.take_state(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    trainee.close()
 
 
 def test_a_bfloat16_step_has_the_noise_of_the_float32_step():
