@@ -76,6 +76,19 @@ def iterator_for_all(batch_size):
     return iter(PIPELINE)
 
 
+def endless():
+    while True:
+        yield data(8)
+
+
+ENDLESS = endless()
+
+
+def generator_for_all(batch_size):
+    """The same generator each time: what it has still to give is its file's."""
+    return ENDLESS
+
+
 @pytest.mark.parametrize(
     "build_data",
     [
@@ -86,6 +99,7 @@ def iterator_for_all(batch_size):
         prefetched,
         from_generator,
         iterator_for_all,
+        generator_for_all,
     ],
 )
 def test_a_loader_serves_sessions_and_proofs_one_after_another(build_data):

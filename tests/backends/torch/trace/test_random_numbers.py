@@ -15,6 +15,7 @@ from autoprec.backends.torch.trace.random_numbers import (
     RandomNumbers,
     drawn_alike_compiled,
 )
+from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from tests.backends.torch.traced import BFLOAT16, FLOAT32, tracer
 
@@ -160,6 +161,29 @@ def test_a_step_in_bfloat16_has_the_noise_of_the_float32_step() -> None:
         assert point.gradient_error is not None
         assert point.gradient_error < 0.05
     assert trace.trajectory(recipe=FLOAT32, seed=0, steps=4).finite
+
+
+class Convolved(nn.Module):
+    """Drops out between convolutions, where the layout decides which element is which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.dropout(self.one(x.repeat(1, 8).view(-1, 3, 4, 4)).relu(), 0.5)
+        hidden = hidden + torch.rand_like(hidden)
+        found: Tensor = self.two(hidden).flatten(1).sum(1)
+        return found
+
+
+@pytest.mark.parametrize("policy", [Policy.FLOAT32, Policy.MIXED_BFLOAT16])
+def test_trainings_with_dropout_stay_together_in_channels_last(policy: Policy) -> None:
+    trace = tracer(build_model=Convolved)
+    plain = trace.reference(batch_size=8, steps=6, checkpoints=(0, 5))
+    recipe = Recipe(policy, batch_size=8, memory_format="channels_last")
+    losses = trace.trajectory(recipe=recipe, seed=0, steps=6).losses
+    assert losses == pytest.approx(plain.losses, rel=1e-4 if policy is Policy.FLOAT32 else 0.05)
 
 
 class OwnGenerator(Noisy):
