@@ -20,9 +20,12 @@ Holds = Literal["holds", "fails", "unresolved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of a profile: what it stated, what was found now, and whether it holds."""
+    """One claim of a profile: what it stated, what was found now, and whether it holds.
 
-    name: Literal["speed-up", "numerics", "runs"]
+    "throughput" is the samples per second over those of the baseline's smaller or larger batch.
+    """
+
+    name: Literal["speed-up", "throughput", "numerics", "runs"]
     result: Holds
     stated: str
     found: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
-from autoprec.core.number_words import percent
+from autoprec.core.number_words import percent, rate_number
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Chosen, Profile
@@ -69,22 +69,34 @@ def _loss_text(parity: Verdict) -> str:
 
 
 def headline(profile: Profile) -> str:
-    """Summarize the recipe, its speed-up over the baseline, and the parts of that.
+    """Summarize the recipe, its speed-up over float32 at the same batch, and the batch's own.
 
-    What is easily overlooked comes first: a recipe slower than float32, or a gain that is not
-    due to precision.
+    What is easily overlooked comes first: a recipe slower than float32, a loader that is slower
+    than the step, or a gain that is not due to precision.
     """
     recipe, evidence = profile.recipe, profile.evidence
     name, gain = profile.describe_recipe(), evidence.speedup
     if gain.ratio < 1.0 and recipe.forced:
         slower = f"{gain.in_words()}: slower than {profile.describe_baseline()}"
         return f"{slower}; only {name} was requested"
-    text = f"{_caveat(profile)}{name}: {gain.in_words()} over {profile.describe_baseline()}"
+    text = f"{_loader_limit(profile)}{_caveat(profile)}{name}: {profile.describe_gains()}"
     if len(evidence.waterfall) > 1:
         return f"{text} = {describe_parts(evidence.waterfall)}"
     if evidence.waterfall and len(switch_off_in_turn(recipe, profile.baseline)) > 1:
         text += f"; {evidence.waterfall[0].what} together (--attribute times each)"
     return text
+
+
+def _loader_limit(profile: Profile) -> str:
+    """Say that the loader is slower than the step; empty where it is not."""
+    chosen = profile.evidence.chosen
+    if chosen.data_seconds <= chosen.step_seconds:
+        return ""
+    share = chosen.step_seconds / chosen.data_seconds
+    return (
+        f"the loader feeds {rate_number(chosen.samples_per_second * share)} samples/s and a step "
+        f"could train {rate_number(chosen.samples_per_second)}: more loader workers come first; "
+    )
 
 
 def _caveat(profile: Profile) -> str:

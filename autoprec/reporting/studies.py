@@ -80,8 +80,7 @@ def result_text(tuning: KeptTuning) -> str:
     profile = tuning.profile
     if profile is not None:
         text = profile.describe_recipe()
-        gain = profile.evidence.speedup
-        return f"{text}: {gain.in_words()}" if gain.rounds else text
+        return f"{text}: {profile.describe_gains()}" if profile.gains() else text
     ran = sum(each.status is Status.OK for each in tuning.outcomes)
     return f"not finished: {ran} of {len(tuning.outcomes)} trials ran"
 

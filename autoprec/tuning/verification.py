@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from autoprec.core.numerics.proof_steps import SHORT_STEPS
 from autoprec.core.numerics.reference_recipe import is_exact, is_reference
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.profile import Profile
+from autoprec.core.profile import Gain, Profile
 from autoprec.core.profile_claims import Claim, Verification, judge_numerics, judge_speedup
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
@@ -33,10 +34,14 @@ from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
 from autoprec.workers.task_digest import task_digest, whole_digest
 
+#: What the claims of a profile's gains are called, in their order.
+GainName = Literal["speed-up", "throughput"]
+_GAIN_NAMES: tuple[GainName, ...] = ("speed-up", "throughput")
+
 
 @dataclass(frozen=True)
 class ProfiledMemory:
-    """The memory that a profile says its two recipes take."""
+    """The memory that a profile says its recipes take; float32 at its own batch is not in it."""
 
     framework: str
     baseline: Recipe
@@ -71,22 +76,29 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
         job = with_memory(job, loaded.memory)
         known = ProfiledMemory(loaded.framework, profile.baseline, profile)
         try:
-            speedup = _time_again(job, profile, known, runner)
+            found = _time_again(job, profile, known, runner)
         except FinalistFailed as failed:
             return Verification((_failed_to_run(failed, known.baseline),), notes=notes)
         parity = _prove_again(job, profile, runner)
     claims = [Claim("runs", "holds", describe_recipe(profile.recipe), "it runs")]
-    if speedup is not None:
-        stated = profile.evidence.speedup
-        claims.append(
-            Claim("speed-up", judge_speedup(stated, speedup), stated.in_words(), speedup.in_words())
-        )
+    stated = zip(_GAIN_NAMES, profile.gains(), found, strict=False)
+    claims += [_judge_gain(*each) for each in stated]
     if parity is not None:
         stated_parity = profile.evidence.parity
-        found = f"{parity.verdict}: {parity.reason}"
+        proven = f"{parity.verdict}: {parity.reason}"
         result = judge_numerics(stated_parity, parity)
-        claims.append(Claim("numerics", result, stated_parity.verdict, found))
-    return Verification(tuple(claims), speedup, parity, notes)
+        claims.append(Claim("numerics", result, stated_parity.verdict, proven))
+    return Verification(tuple(claims), next(iter(found), None), parity, notes)
+
+
+def _judge_gain(
+    name: Literal["speed-up", "throughput"], stated: Gain, found: Ratio | None
+) -> Claim:
+    """Judge a stated gain by the ratio found now; None: what it is over does not run."""
+    said = stated.ratio.in_words()
+    if found is None:
+        return Claim(name, "unresolved", said, f"{describe_recipe(stated.rival)} does not run")
+    return Claim(name, judge_speedup(stated.ratio, found), said, found.in_words())
 
 
 def _changes(job: TuningJob, profile: Profile) -> tuple[str, ...]:
@@ -105,20 +117,45 @@ def _changes(job: TuningJob, profile: Profile) -> tuple[str, ...]:
 
 def _time_again(
     job: TuningJob, profile: Profile, known: ProfiledMemory, runner: Runner
-) -> Ratio | None:
-    """Time the recipe against the baseline, longer where that leaves it open; None: the same."""
-    stated, recipe, rounds = profile.evidence.speedup, profile.recipe, job.options.rounds
-    if recipe.key() == known.baseline.key() or not stated.rounds:
-        return None
+) -> tuple[Ratio | None, ...]:
+    """Return a ratio found now for each of a profile's gains; none where there are none.
+
+    None stands for float32 at the recipe's own batch, if that does not run.
+    """
+    gains, recipe = profile.gains(), profile.recipe
+    if recipe.key() == known.baseline.key() or not gains:
+        return ()
     job.listener(Stage("confirmation", "the profile's recipe against float32"))
+    try:
+        return _time_gains(job, gains, recipe, known, runner)
+    except FinalistFailed as failed:
+        if failed.recipe.key() in (recipe.key(), known.baseline.key()):
+            raise
+        raise_unrelated(failed.failure)
+        return None, *_time_gains(job, gains[1:], recipe, known, runner)
+
+
+def _time_gains(
+    job: TuningJob,
+    gains: Sequence[Gain],
+    recipe: Recipe,
+    known: ProfiledMemory,
+    runner: Runner,
+) -> tuple[Ratio, ...]:
+    """Time the recipe against what it is said to be faster than, longer if that is left open."""
+    rounds = job.options.rounds
+
+    def ratios(finalists: tuple[Finalist, ...]) -> tuple[Ratio, ...]:
+        *rivals, own = finalists
+        return tuple(paired_ratio(own.rates, rival.rates) for rival in rivals)
 
     def running(finalists: tuple[Finalist, ...]) -> Collection[int]:
-        ratio = paired_ratio(finalists[1].rates, finalists[0].rates)
-        decided = judge_speedup(stated, ratio) != "unresolved"
-        return () if decided and ratio.rounds >= rounds else keep_all(finalists)
+        found = zip(gains, ratios(finalists), strict=True)
+        decided = all(judge_speedup(gain.ratio, each) != "unresolved" for gain, each in found)
+        return () if decided and len(finalists[0].rates) >= rounds else keep_all(finalists)
 
-    timed = time_interleaved(job, [known.baseline, recipe], 2 * rounds, known, runner, running)
-    return paired_ratio(timed.finalists[1].rates, timed.finalists[0].rates)
+    timed = [*(gain.rival for gain in gains), recipe]
+    return ratios(time_interleaved(job, timed, 2 * rounds, known, runner, running).finalists)
 
 
 def _prove_again(job: TuningJob, profile: Profile, runner: Runner) -> Verdict | None:

@@ -41,9 +41,9 @@ def verify(capfd: pytest.CaptureFixture[str]) -> Run:
     return command
 
 
-def change(profile: Path, edit: Callable[[dict[str, object]], None]) -> None:
+def change(profile: Path, ratio: str, edit: Callable[[dict[str, object]], None]) -> None:
     document = yaml.safe_load(profile.read_text())
-    edit(document["evidence"]["speedup"])
+    edit(document["evidence"][ratio])
     profile.write_text(yaml.safe_dump(document))
 
 
@@ -62,18 +62,24 @@ def test_an_honest_profile_holds_and_nothing_is_written(
     assert after == before
 
 
+@pytest.mark.parametrize(
+    ("ratio", "claim"), [("speedup_same_batch", "speed-up"), ("speedup", "throughput")]
+)
 @pytest.mark.parametrize("fields", [("ratio",), ("ratio", "low", "high")])
-def test_a_ratio_doubled_by_hand_fails(tuned: Path, verify: Run, fields: tuple[str, ...]) -> None:
+def test_a_ratio_doubled_by_hand_fails(
+    tuned: Path, verify: Run, fields: tuple[str, ...], ratio: str, claim: str
+) -> None:
     def double(speedup: dict[str, object]) -> None:
         for name in fields:
             speedup[name] = 2.0 * float(str(speedup[name]))
 
-    change(tuned, double)
+    change(tuned, ratio, double)
     code, out, _ = verify(tuned)
     assert code == 5
-    assert "speed-up: fails: " in out
+    assert f"{claim}: fails: " in out
+    assert out.count("fails: ") == 1 + out.count(f"claim of {claim} fails: ")
     assert "numerics: holds" in out
-    assert out.endswith("the profile's claim of speed-up fails: tune again on this machine\n")
+    assert out.endswith(f"the profile's claim of {claim} fails: tune again on this machine\n")
 
 
 def test_a_recipe_that_became_three_tenths_slower_fails(
@@ -93,7 +99,12 @@ def test_numerics_that_broke_fail(tuned: Path, write: Write, verify: Run) -> Non
     assert code == 5
     assert not found["holds"]
     results = {claim["name"]: claim["result"] for claim in found["claims"]}
-    assert results == {"runs": "holds", "speed-up": "holds", "numerics": "fails"}
+    assert results == {
+        "runs": "holds",
+        "speed-up": "holds",
+        "throughput": "holds",
+        "numerics": "fails",
+    }
 
 
 def test_a_recipe_that_does_not_run_any_more_fails(tuned: Path, write: Write, verify: Run) -> None:

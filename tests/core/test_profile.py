@@ -85,12 +85,13 @@ def test_its_repr_is_one_line_and_its_html_escapes_what_comes_from_elsewhere():
     evidence = replace(PROFILE.evidence, waterfall=parts, warnings=("<script>1</script>",))
     profile = replace(PROFILE, evidence=evidence)
     assert repr(profile) == (
-        "<Profile of model.py: mixed_bfloat16, batch 512; 2.00x (1.90-2.10, 9 rounds) over "
-        "float32, batch 32; precision 1.20x, batch 1.70x; equal: trains like float32; AMD EPYC>"
+        "<Profile of model.py: mixed_bfloat16, batch 512; 2.00x (1.90-2.10, 9 rounds) the "
+        "samples/s of float32, batch 32; precision 1.20x, batch 1.70x; equal: trains like float32; "
+        "AMD EPYC>"
     )
     base = replace(evidence.baseline, weights_in="float16")
     low = replace(profile, evidence=replace(evidence, baseline=base))
-    assert "over the model as it is, whose weights are float16, batch 32" in repr(low)
+    assert "the samples/s of the model as it is, whose weights are float16, batch 32" in repr(low)
     shown = profile._repr_html_()
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown

@@ -24,7 +24,7 @@ KEPT = {KEEP_MEMORY: True}
 WINNER = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64, knobs=KEPT)
 
 
-def made(recipe: Recipe, whole: float, **parts: float) -> Profile:
+def made(recipe: Recipe, whole: float, alike: float | None = None, **parts: float) -> Profile:
     waterfall = tuple(
         Part(
             what.replace("_", " "), Ratio(ratio, ratio - 0.01, ratio + 0.01, 6), "float32, batch 8"
@@ -35,6 +35,7 @@ def made(recipe: Recipe, whole: float, **parts: float) -> Profile:
         FULL.evidence,
         baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 2**30),
         speedup=Ratio(whole, whole - 0.1, whole + 0.1, 6),
+        speedup_same_batch=None if alike is None else Ratio(alike, alike - 0.1, alike + 0.1, 6),
         waterfall=waterfall,
         inconclusive="",
     )
@@ -42,10 +43,11 @@ def made(recipe: Recipe, whole: float, **parts: float) -> Profile:
 
 
 def test_a_gain_names_both_sides_and_its_parts() -> None:
-    profile = made(WINNER, 3.3, precision=1.5, batch=2.0, kept_memory=1.1)
+    profile = made(WINNER, 3.3, 1.5, precision=1.5, batch=2.0, kept_memory=1.1)
     assert headline(profile) == (
-        "mixed_bfloat16, batch 64, memory kept: 3.30x (3.20-3.40, 6 rounds) over float32, "
-        "batch 32 = precision 1.50x, batch 2.00x, kept memory 1.10x"
+        "mixed_bfloat16, batch 64, memory kept: 1.50x (1.40-1.60, 6 rounds) over float32, "
+        "batch 64, memory kept; 3.30x (3.20-3.40, 6 rounds) the samples/s of float32, batch 32 "
+        "= precision 1.50x, batch 2.00x, kept memory 1.10x"
     )
     first, second, third = part_lines(profile)
     assert first == (
@@ -56,22 +58,45 @@ def test_a_gain_names_both_sides_and_its_parts() -> None:
     assert third.startswith("  kept memory: 1.10x")
 
 
+def test_at_the_batch_of_the_baseline_one_ratio_says_it_all() -> None:
+    said = headline(made(replace(WINNER, batch_size=16, accumulation_steps=2), 1.5, 1.4))
+    assert said.endswith(": 1.50x (1.40-1.60, 6 rounds) over float32, batch 32")
+
+
+def test_what_a_larger_batch_brings_is_not_told_as_a_gain_over_float32() -> None:
+    said = headline(made(WINNER, 66.2))
+    assert said.endswith(": 66.20x (66.10-66.30, 6 rounds) the samples/s of float32, batch 32")
+
+
+def test_a_loader_slower_than_the_step_is_told_first() -> None:
+    profile = made(WINNER, 3.3, 1.5)
+    chosen = replace(
+        profile.evidence.chosen, samples_per_second=640.0, step_seconds=0.1, data_seconds=0.2
+    )
+    slow = replace(profile, evidence=replace(profile.evidence, chosen=chosen))
+    assert headline(slow) == (
+        "the loader feeds 320 samples/s and a step could train 640: more loader workers come "
+        f"first; {headline(profile)}"
+    )
+
+
 def test_a_baseline_of_16_bit_weights_is_not_called_float32() -> None:
     profile = made(WINNER, 1.06)
     base = replace(profile.evidence.baseline, weights_in="bfloat16")
     evidence = replace(profile.evidence, baseline=base)
     said = closing_sentence(replace(profile, evidence=evidence))
     assert (
-        "1.06x (0.96-1.16, 6 rounds) over the model as it is, whose weights are bfloat16, batch 32"
+        "1.06x (0.96-1.16, 6 rounds) the samples/s of the model as it is, whose weights are "
+        "bfloat16, batch 32"
     ) in said
     assert "float32" not in said
 
 
 def test_a_baseline_whose_convolutions_are_rounded_is_named_so() -> None:
-    profile = made(WINNER, 1.06)
+    profile = made(WINNER, 3.06, 1.06)
     base = replace(profile.evidence.baseline, convolutions_in="TF32")
     said = closing_sentence(replace(profile, evidence=replace(profile.evidence, baseline=base)))
-    assert "1.06x (0.96-1.16, 6 rounds) over float32 (convolutions in TF32), batch 32" in said
+    assert "1.06x (0.96-1.16, 6 rounds) over float32 (convolutions in TF32), batch 64" in said
 
 
 def test_settings_of_a_model_in_16_bits_are_not_called_float32_with_them() -> None:
@@ -179,7 +204,7 @@ def test_the_share_that_waits_for_other_ranks_is_told_where_it_was_measured() ->
 
 def test_the_baseline_of_ranks_is_named_with_their_number() -> None:
     recipe = replace(WINNER, distributed=Distributed("ddp", 2))
-    assert "over float32, batch 64 on 2 ranks" in headline(made(recipe, 3.3, precision=3.3))
+    assert "of float32, batch 64 on 2 ranks" in headline(made(recipe, 3.3, precision=3.3))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from autoprec.api import tune
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
+from autoprec.core.speed.space import BATCH
 from autoprec.tuning.events import Event, Finished, Note, Round, TrialFinished
 
 pytestmark = pytest.mark.usefixtures("unmeasured", "in_process")
@@ -101,8 +102,14 @@ def test_trials_at_a_slower_pace_are_compared_by_the_baseline(write: Callable[..
     assert "0.56x the speed" in notes(second)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     finished = next(event for event in second if isinstance(event, Finished))
-    rates = {o.point["policy"]: o.rate for o in finished.outcomes}
-    assert rates["mixed_bfloat16"] / rates["float32"] == pytest.approx(2.0, rel=0.1)
+    rates = {(o.point["policy"], o.point[BATCH]): o.rate for o in finished.outcomes}
+    alike = {size for policy, size in rates if policy == "mixed_bfloat16"}
+    alike &= {size for policy, size in batches(first) if policy == "float32"}
+    assert alike
+    for size in alike:
+        gain = (0.002 + 0.0005 * size) / (0.002 + 0.00025 * size)
+        found = rates["mixed_bfloat16", size] / rates["float32", size]
+        assert found == pytest.approx(gain, rel=0.1)
 
 
 def test_a_machine_that_slows_down_after_the_baseline_is_inconclusive_and_said_again(

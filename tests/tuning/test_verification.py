@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.selection import Finalist
 from autoprec.tuning import verification
+from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed, TimedRounds
 from autoprec.tuning.stage_results import REFERENCE
+from autoprec.workers.failures import FailureKind, WorkerFailure
+from tests.fuzz.example import FULL
 from tests.tuning.proof.fake_tracer import FakeTracer
 
 LAID_OUT = Recipe(batch_size=8, memory_format="channels_last")
@@ -40,3 +46,34 @@ def test_plain_float32_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = FakeTracer()
     assert prove_again(Recipe(batch_size=8), tracer, monkeypatch) is None
     assert tracer.calls == []
+
+
+def test_float32_that_does_not_fit_at_the_larger_batch_leaves_that_gain_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ratio = Ratio(2.0, 1.9, 2.1, 9)
+    evidence = replace(FULL.evidence, speedup=ratio, speedup_same_batch=ratio)
+    recipe = replace(FULL.recipe, batch_size=64, accumulation_steps=1)
+    profile = replace(FULL, recipe=recipe, evidence=evidence)
+    alike, plain = (gain.rival for gain in profile.gains())
+    assert (alike.batch_size, plain.batch_size) == (64, 512)
+
+    def interleaved(job: object, recipes: list[Recipe], *rest: object) -> TimedRounds:
+        for recipe in recipes:
+            if recipe.key() == alike.key():
+                raise FinalistFailed(
+                    recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no memory left")
+                )
+        rates = {plain.key(): 1.0, profile.recipe.key(): 2.0}
+        return TimedRounds(tuple(Finalist(r, (rates[r.key()],) * 9) for r in recipes), {})
+
+    monkeypatch.setattr(verification, "time_interleaved", interleaved)
+    job = SimpleNamespace(listener=lambda event: None, options=SimpleNamespace(rounds=3))
+    known = verification.ProfiledMemory("torch", profile.baseline, profile)
+    found = verification._time_again(cast(Any, job), profile, known, cast(Any, None))
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].ratio == 2.0
+    claim = verification._judge_gain("speed-up", profile.gains()[0], None)
+    assert claim.result == "unresolved"
+    assert claim.found == "float32, batch 64 does not run"

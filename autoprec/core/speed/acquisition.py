@@ -2,14 +2,16 @@
 
 No clock, no globals, no randomness: the same history gives the same proposal, so a resumed search
 goes on where it stopped and a recorded grid can be replayed. The first point is the baseline, then
-the baseline with its memory kept where that is possible (see `keep_memory`), then the baseline
-under every other policy: no model can guess what a policy is worth on this machine. After that, the
-point with the largest expected improvement per second of measuring is next, until none
-is worth a trial (see `stopping`). Batches grow at most eightfold from one that ran, so
-that memory and step time are never extrapolated far. Since libraries change kernels at some batch,
-and a compiler may lose what a policy gains, the search ends only when the recipes next to the
-fastest one were tried. A rate well below the model's prediction gets little weight: another process
-may have slowed it.
+the baseline with its memory kept where that is possible (see `keep_memory`). Then its batch grows
+while that pays (see `ladder`), and every other policy runs at the batch found: no model can guess
+what a policy is worth on this machine, and at a small batch a device may be waiting whatever the
+policy. The two best policies are tried compiled, where that may be chosen. After that, the point
+with the largest expected improvement per second of measuring is next, first among those that differ
+from the fastest in one thing alone, until none is worth a trial (see `stopping`). Batches grow at
+most eightfold from one that ran, so that memory and step time are never extrapolated far. Since
+libraries change kernels at some batch, and a compiler may lose what a policy gains, the search ends
+only when the recipes next to the fastest one were tried. A rate well below the model's prediction
+gets little weight: another process may have slowed it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,14 @@ from autoprec.core.speed.cost_model import (
     Prediction,
     ThroughputModel,
 )
-from autoprec.core.speed.feasibility import is_within_reach, same_arm, why_ruled_out
+from autoprec.core.speed.feasibility import (
+    BATCH_TOO_LARGE,
+    is_within_reach,
+    same_arm,
+    why_ruled_out,
+)
 from autoprec.core.speed.keep_memory import start_point
+from autoprec.core.speed.ladder import comparison_batch, next_batch, smallest_of_fastest
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import (
     ALL_MEASURED,
@@ -43,6 +51,12 @@ _KERNEL_CHANGE_LOG_GAIN = 0.35
 
 #: A recipe between measured ones is skipped if it is slower by this many standard deviations.
 _CLEARLY_SLOWER_DEVIATIONS = 3.0
+
+#: How many policies, the fastest first, are tried compiled before anything else is refined.
+_COMPILED_POLICIES = 2
+
+#: A compiler that leaves less than this share of a policy's speed is not tried under the next one.
+_LOST_BY_COMPILING = 0.75
 
 #: The assumed error, as a logarithm, of a measurement that may have been disturbed.
 _DISTURBED_LOG_DEVIATION = 0.3
@@ -77,14 +91,12 @@ def next_point(
     start = start_point(space, baseline, history)
     if point_key(start) not in tried:
         return Next(start, "the baseline with its freed memory kept")
-    known = {outcome.point["policy"] for outcome in history}
     open_points = [
         point
         for point in space.points()
         if point_key(point) not in tried
         and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
         and communication_may_pay(point, baseline, history)
-        and (point["policy"] in known or _is_first_of_policy(point, start))
         and is_within_reach(point, history)
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
@@ -93,14 +105,73 @@ def next_point(
     good = [outcome for outcome in history if outcome.rate > 0]
     if not good:
         return Next(_smallest(open_points), "nothing has run yet; the smallest batch next")
-    firsts = [point for point in open_points if point["policy"] not in known]
-    if firsts:
-        rate = next((o.rate for o in good if point_key(o.point) == point_key(start)), 0.0)
-        return Next(firsts[0], "the baseline under another policy", rate)
-    decision = _most_promising(open_points, good, limits)
-    if isinstance(decision, Stop) and limits.explore_neighbours:
+    surveyed = _next_of_survey(open_points, history, start, limits)
+    if surveyed is not None:
+        return surveyed
+    compiled = _best_policy_compiled(open_points, good)
+    if compiled is not None:
+        return compiled
+    fastest = max(good, key=lambda outcome: outcome.rate)
+    near = [point for point in open_points if _one_factor_differs(point, fastest.point)]
+    for candidates in (near, open_points):
+        decision = _most_promising(candidates, good, limits)
+        if isinstance(decision, Next):
+            return decision
+    if limits.explore_neighbours:
         return _neighbour_of_fastest(space, open_points, good, limits) or decision
     return decision
+
+
+def _next_of_survey(
+    open_points: Sequence[Point], history: Sequence[Outcome], start: Point, limits: Limits
+) -> Next | None:
+    """Return the next larger batch while those pay, then that batch under each other policy."""
+    good = [outcome for outcome in history if outcome.rate > 0]
+    known = {o.point["policy"] for o in history if o.status not in BATCH_TOO_LARGE}
+    unknown = {point["policy"] for point in open_points} - known
+    if not unknown:
+        return None
+    ran = [outcome for outcome in good if same_arm(outcome.point, start)] or good
+    rung = next_batch([p for p in open_points if same_arm(p, start)], ran, limits)
+    if rung is not None:
+        return Next(rung, "a larger batch")
+    leader = smallest_of_fastest(ran)
+    size = comparison_batch(leader, start, limits)
+    firsts = [
+        point
+        for point in open_points
+        if point["policy"] in unknown
+        and int(point[BATCH]) <= size
+        and same_arm({**point, "policy": leader.point["policy"]}, leader.point)
+    ]
+    if not firsts:
+        return None
+    first = max(firsts, key=lambda point: int(point[BATCH]))
+    return Next(first, f"batch {first[BATCH]} under another policy", leader.rate)
+
+
+def _best_policy_compiled(open_points: Sequence[Point], good: Sequence[Outcome]) -> Next | None:
+    """Return the fastest recipe of the two best policies compiled, where that was not tried.
+
+    Of the second one only if the compiler did not take much of the first one's speed.
+    """
+    fastest: dict[tuple[object, object], Outcome] = {}
+    for outcome in sorted(good, key=lambda outcome: -outcome.rate):
+        fastest.setdefault((outcome.point["policy"], outcome.point["compile"]), outcome)
+    eager = [(policy, each) for (policy, compiled), each in fastest.items() if not compiled]
+    for policy, outcome in eager[:_COMPILED_POLICIES]:
+        known = fastest.get((policy, True))
+        if known is not None and known.rate < _LOST_BY_COMPILING * outcome.rate:
+            return None
+        compiled = {**outcome.point, "compile": True}
+        is_open = any(point_key(point) == point_key(compiled) for point in open_points)
+        if known is None and is_open:
+            return Next(compiled, "the fastest of its policy, compiled", outcome.rate)
+    return None
+
+
+def _one_factor_differs(point: Point, fastest: Point) -> bool:
+    return sum(point[name] != value for name, value in fastest.items()) == 1
 
 
 def _neighbour_of_fastest(
@@ -188,18 +259,10 @@ def _is_between_measured(point: Point, good: Sequence[Outcome]) -> bool:
     return min(ran, default=0) < int(point[BATCH]) < max(ran, default=0)
 
 
-def _is_first_of_policy(point: Point, baseline: Point) -> bool:
-    """Return whether this is where a policy is first tried: at the baseline, but for the policy.
-
-    There memory is known to suffice, and a policy that is emulated a hundred times slower shows on
-    a small step.
-    """
-    return all(point[name] == value for name, value in baseline.items() if name != "policy")
-
-
 def _most_promising(
     open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
+    """Return the point of the largest expected gain per second, or that none is worth a trial."""
     model = fit_model(good)
     best = max(math.log(outcome.rate) for outcome in good)
     ranked = []

@@ -18,11 +18,14 @@ _FAILS_AT_LARGER_BATCHES = (
     Status.KILLED,
 )
 
-#: Trials that end so mean that the batch is too large for this machine.
-_BATCH_TOO_LARGE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.KILLED)
+BATCH_TOO_LARGE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.KILLED)
+"""Trials that end so mean that the batch is too large for this machine."""
 
 #: How many times larger a batch may be than the largest that ran.
 _MAX_BATCH_GROWTH = 8
+
+#: How many times smaller a batch may be than the smallest that ran.
+_MAX_BATCH_SHRINKAGE = 4
 
 #: Share of the memory that a recipe may take in a trial where freed memory is kept. What lies
 #: between blocks in use can serve smaller ones only, and how much that is differs from process to
@@ -45,7 +48,7 @@ def fitting_baseline(space: Space, baseline: Point, history: Sequence[Outcome]) 
         outcome = ended.get(point_key(point))
         if outcome is None or outcome.rate > 0:
             return point
-        if outcome.status not in _BATCH_TOO_LARGE:
+        if outcome.status not in BATCH_TOO_LARGE:
             return None
     return None
 
@@ -113,11 +116,15 @@ def _needed_text(needed_bytes: float, point: Point, memory_bytes: float) -> str:
 
 
 def is_within_reach(point: Point, history: Sequence[Outcome]) -> bool:
-    """Return whether a batch is at most eight times one that ran, if possible of its policy."""
+    """Return whether a batch is at most eight times one that ran, and at least half of one.
+
+    If possible, of its own policy.
+    """
     good = [outcome.point for outcome in history if outcome.rate > 0]
     own = [other for other in good if other["policy"] == point["policy"]]
-    largest = max((int(other[BATCH]) for other in own or good), default=int(point[BATCH]))
-    return int(point[BATCH]) <= _MAX_BATCH_GROWTH * largest
+    size = int(point[BATCH])
+    ran = [int(other[BATCH]) for other in own or good] or [size]
+    return min(ran) / _MAX_BATCH_SHRINKAGE <= size <= _MAX_BATCH_GROWTH * max(ran)
 
 
 def _failed(outcome: Outcome) -> bool:

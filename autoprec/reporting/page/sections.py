@@ -33,26 +33,24 @@ from autoprec.reporting.text import (
 def headline(profile: Profile) -> str:
     """Say what came out: the recipe, how much faster, whether it trains like float32."""
     evidence, recipe = profile.evidence, profile.recipe
-    base, gain = evidence.baseline, evidence.speedup
+    gains = [f"{each.ratio.in_words(show=number)} {text(each.over)}" for each in profile.gains()]
     lead = text(profile.describe_recipe())
     if profile.device.fingerprint.rehearsal:
         answer = "a rehearsal on a pretended device: no time means anything"
     elif evidence.inconclusive:
         answer = f"inconclusive: {text(evidence.inconclusive)}"
-    elif gain.rounds:
-        answer = f"{gain.in_words(show=number)} over {text(profile.describe_baseline())}"
+    elif gains:
+        answer = gains[0]
     else:
-        kept = "the model is kept as it is" if base.weights_in else "float32 is kept"
+        kept = "the model is kept as it is" if evidence.baseline.weights_in else "float32 is kept"
         answer = kept if recipe.policy is Policy.FLOAT32 else "not compared"
-    same = evidence.speedup_same_batch
-    plain = text(base.policy.name_with(base.weights_in))
-    alike = "" if same is None else f"{same.in_words(show=number)} over {plain} at the same batch"
+    larger_batch = "" if evidence.inconclusive else "".join(gains[1:])
     verdict = f"<strong>{text(evidence.parity.verdict)}</strong>: {text(evidence.parity.reason)}"
     return (
         f"<header><p class=task>{text(profile.task.file)} on "
         f"{text(profile.device.name or profile.device.family)}</p>\n"
-        f"<h1>{lead}</h1>\n<p class=answer>{answer}</p>\n{paragraph(alike)}{paragraph(verdict)}"
-        "</header>"
+        f"<h1>{lead}</h1>\n<p class=answer>{answer}</p>\n"
+        f"{paragraph(larger_batch)}{paragraph(verdict)}</header>"
     )
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.speed.acquisition import Next, next_point
-from autoprec.core.speed.feasibility import why_ruled_out
-from autoprec.core.speed.space import BATCH, Space, point_key
+from autoprec.core.speed.feasibility import same_arm, why_ruled_out
+from autoprec.core.speed.space import BATCH, Space, point_key, powers_of_two
 from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed, shortlist
 from tests.core.speed.machines import (
@@ -20,7 +20,9 @@ from tests.core.speed.machines import (
     LIMITS,
     LONG,
     SPACE,
+    TWO,
     Machine,
+    at,
     machines,
     measured,
     search,
@@ -43,7 +45,9 @@ def test_the_search_ends_and_every_step_of_it_makes_sense(machine, trials, memor
         before = history[:index]
         assert why_ruled_out(point, before, limits.memory_bytes) == ""
         if point["policy"] not in {outcome.point["policy"] for outcome in before}:
-            assert point == {**BASELINE, "policy": point["policy"]}
+            assert same_arm({**point, "policy": "float32"}, BASELINE)
+            ran = [int(o.point[BATCH]) for o in before if o.rate > 0]
+            assert not ran or point[BATCH] <= max(ran)
 
 
 @settings(max_examples=10, deadline=None)
@@ -74,17 +78,18 @@ def test_a_policy_that_is_slow_where_it_is_first_tried_is_left_alone():
 
 
 def test_what_is_foreseen_is_said_of_points_that_may_be_chosen_and_comes_true():
-    """A timing far from it is doubted; policies never tried are foreseen to be the baseline's."""
+    """A timing far from it is doubted; policies never tried are foreseen to be float32's."""
     machine, history, errors = Machine(), [], []
     while isinstance(step := next_point(SPACE, BASELINE, history, LIMITS), Next):
-        if step.reason == "the baseline under another policy":
-            assert step.expected_rate == history[0].rate
-        elif step.reason.startswith(("the baseline", "nothing")):
+        if step.reason.endswith("under another policy"):
+            (alike,) = [o for o in history if o.point == {**step.point, "policy": "float32"}]
+            assert step.expected_rate == alike.rate
+        elif step.reason in ("the baseline", "a larger batch"):
             assert step.expected_rate == 0.0
         elif step.expected_rate:
             errors.append(abs(math.log(step.expected_rate / true_rate(step.point))))
         history.append(machine.run(step.point))
-    assert len(errors) == 4
+    assert len(errors) == 3
     assert max(errors[-3:]) < 0.1
 
 
@@ -134,18 +139,69 @@ def test_where_nothing_has_run_the_smallest_batch_is_next():
     assert "nothing has run yet" in decision.reason
 
 
-def test_every_policy_is_tried_before_any_larger_batch():
-    """A policy that gains nothing at the baseline's batch may be the best at a larger one."""
-    history = [measured(BASELINE, 500)]
-    for policy in ("mixed_bfloat16", "mixed_float16"):
-        decision = next_point(SPACE, BASELINE, history, LIMITS)
-        assert decision == Next(
-            {**BASELINE, "policy": policy}, "the baseline under another policy", 500
-        )
-        history.append(measured(decision.point, 500))
-    decision = next_point(SPACE, BASELINE, history, LIMITS)
-    assert isinstance(decision, Next)
-    assert decision.reason.startswith("expected gain ")
+class Host(Machine):
+    """A GPU whose step takes as long as the host needs, up to batch 256 in float32."""
+
+    def run(self, point):
+        size, speed = int(point[BATCH]), {"float32": 1.0, "mixed_bfloat16": 2.0}
+        device = size * 4e-5 / speed[point["policy"]] / (1.3 if point["compile"] else 1.0)
+        return measured(point, size / (0.0001 + max(0.01, device)), peak=1000)
+
+
+class Busy(Machine):
+    """A CPU that batch 32 keeps busy."""
+
+    def run(self, point):
+        size, speed = int(point[BATCH]), {"float32": 1.0, "mixed_bfloat16": 2.0}
+        seconds = 0.0001 + size * 1e-3 / speed[point["policy"]] / (1.3 if point["compile"] else 1)
+        return measured(point, size / seconds, peak=1000)
+
+
+class Starved(Machine):
+    """A GPU that waits for its loader from batch 128 on."""
+
+    def run(self, point):
+        found = Host().run(point)
+        slow = replace(found.measurement, data_seconds=int(point[BATCH]) * 1e-4)
+        return replace(found, measurement=slow)
+
+
+@pytest.mark.parametrize(
+    ("machine", "ladder", "compared_at"),
+    [(Host(), [32, 128, 1024, 4096], 1024), (Busy(), [32, 128], 32), (Starved(), [32, 128], 128)],
+)
+def test_the_batch_grows_first_then_policies_run_at_it_then_both_are_compiled(
+    machine, ladder, compared_at
+):
+    policies = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
+    space = Space(policies, powers_of_two(8, 4096), compile=(False, True))
+    history, _ = search(machine, space=space)
+    tried = [(o.point["policy"], o.point["compile"], o.point[BATCH]) for o in history]
+    rungs = len(ladder)
+    assert tried[:rungs] == [("float32", False, size) for size in ladder]
+    assert tried[rungs] == ("mixed_bfloat16", False, compared_at)
+    compiled = tried[rungs + 1 : rungs + 3]
+    assert {policy for policy, _, _ in compiled} == {"float32", "mixed_bfloat16"}
+    assert all(wanted for _, wanted, _ in compiled)
+    best = max(history, key=lambda outcome: outcome.rate).point
+    assert (best["policy"], best["compile"]) == ("mixed_bfloat16", True)
+
+
+def test_a_policy_that_does_not_fit_at_the_ladders_end_is_tried_below_it():
+    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 1024))
+    history = [Host().run(at(size)) for size in (32, 128, 1024)]
+    for size in (1024, 512):
+        decision = next_point(space, BASELINE, history, LIMITS)
+        assert decision.point == at(size, "mixed_bfloat16")
+        history.append(Outcome(decision.point, Status.OUT_OF_MEMORY, reason="no memory"))
+
+
+def test_a_policy_that_gains_nothing_at_the_baseline_is_compared_where_steps_are_cheap():
+    """At the ladder's end a step of float32 takes seconds, of an emulated policy minutes."""
+    slow = [measured(at(size), rate) for size, rate in ((32, 100.0), (64, 160.0), (128, 200.0))]
+    space = replace(TWO, batch_sizes=powers_of_two(8, 128))
+    decision = next_point(space, BASELINE, slow, LIMITS)
+    assert decision == Next(at(64, "mixed_bfloat16"), "batch 64 under another policy", 200.0)
 
 
 def test_batches_grow_at_most_eightfold():

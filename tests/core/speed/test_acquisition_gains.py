@@ -16,6 +16,7 @@ from tests.core.speed.machines import (
     BASELINE,
     LIMITS,
     ONE,
+    SIZES,
     SPACE,
     TWO,
     at,
@@ -48,11 +49,11 @@ def test_where_nothing_has_run_the_reason_says_so():
     assert decision.reason == "nothing has run yet; the smallest batch next"
 
 
-def test_a_policy_is_foreseen_at_the_rate_of_the_baseline_with_its_memory_kept_or_not_at_all():
+def test_a_policy_is_tried_and_foreseen_at_the_batch_that_ran():
     space = replace(TWO, batch_sizes=(32, 64))
     history = [Outcome(at(64), Status.TIMEOUT), *ran([32])]
     decision = next_point(space, at(64), history, LIMITS)
-    assert (decision.point, decision.expected_rate) == (at(64, "mixed_bfloat16"), 0.0)
+    assert (decision.point, decision.expected_rate) == (at(32, "mixed_bfloat16"), 500.0)
 
 
 def test_of_a_larger_gain_and_a_quicker_trial_the_one_that_gains_more_per_second_is_first():
@@ -73,7 +74,7 @@ def test_a_measurement_in_doubt_weighs_little():
 
 def test_of_equal_gains_the_first_is_looked_for():
     space = replace(ONE, memory_formats=("contiguous", "channels_last", "another"))
-    history = ran([8, 16, 32])
+    history = ran(SIZES)
     found = next_point(space, at(8), history, EAGER).point
     model = fit_model(history)
     other = {**found, "memory_format": "another"}

@@ -26,12 +26,12 @@ from autoprec.tuning.time_limit import Deadline
 
 SPACE = Space(
     policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16),
-    batch_sizes=powers_of_two(8, 1024),
+    batch_sizes=powers_of_two(8, 4096),
     memory_formats=("contiguous", "channels_last"),
 )
 
 #: Samples per second of a recorded tuning of a U-Net, by policy, layout and batch. Its trial of
-#: batch 512 was disturbed, and 1024 was never tried; re-ranking timed them at `CORRECTED`.
+#: batch 512 was disturbed; re-ranking timed these at `CORRECTED`.
 RECORDED = {
     ("float32", "contiguous"): {32: 1223, 256: 1223},
     ("mixed_bfloat16", "channels_last"): {8: 807, 128: 1354, 256: 1428},
@@ -44,10 +44,14 @@ RECORDED = {
         512: 1609,
     },
 }
-CORRECTED = {32: 1372.0, 64: 1595.0, 128: 1645.0, 256: 1749.0, 512: 1740.0}
+CORRECTED = {32: 1372.0, 64: 1595.0, 128: 1645.0, 256: 1749.0, 512: 1900.0, 1024: 2000.0}
 
-#: Synthetic: what that tuning did not try and this one may; elsewhere the nearest recorded batch.
-SYNTHETIC = {("mixed_bfloat16", "contiguous"): {1024: 1760}, ("float32", "channels_last"): {8: 800}}
+#: Synthetic: what that tuning did not try and this one may (1024 is disturbed, too, and comes to
+#: the rate above); elsewhere the nearest recorded batch.
+SYNTHETIC = {
+    ("mixed_bfloat16", "contiguous"): {1024: 1500, 2048: 1200},
+    ("float32", "channels_last"): {8: 800},
+}
 
 
 def rate(point: Point) -> float:
@@ -118,10 +122,10 @@ def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
 
 def test_the_search_goes_on_where_re_ranking_corrected_what_ended_it(tuning: Tuning) -> None:
     first = tuning.run(Reranking())
-    assert 512 in first
-    assert 1024 not in first
+    assert 1024 in first
+    assert 2048 not in first
     assert [note.split(":")[0] for note in tuning.notes] == ["the search ends"]
-    assert 1024 in tuning.run(tuning.reranked(CORRECTED))
+    assert 2048 in tuning.run(tuning.reranked(CORRECTED))
     said = [note.split(",")[0].split(":")[0] for note in tuning.notes]
     assert said == ["the search continues", "the search ends"]
 
@@ -133,7 +137,7 @@ def test_a_trial_that_other_processes_disturb_runs_again_unless_it_failed(
 
     def disturbed_first(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
         ran[point_key(point)] = ran.get(point_key(point), 0) + 1
-        if recipe.batch_size == 1024:
+        if recipe.batch_size == 4096:
             return Outcome(point, Status.CRASHED, reason="planted")
         return ran_at(point, rate(point) / (20 if ran[point_key(point)] == 1 else 1))
 
@@ -178,7 +182,7 @@ def test_a_search_that_its_limit_ended_says_so(
 
 
 def test_what_no_model_can_know_is_not_looked_at_twice(tuning: Tuning) -> None:
-    """That 1024 is the fastest now makes its twin of another layout no likelier to be so."""
+    """That 1024 is the fastest makes its twin of another layout no likelier to be so."""
     tuning.run(Reranking())
     tuning.run(tuning.reranked(CORRECTED))
     again = [e.recipe for e in tuning.events if isinstance(e, TrialFinished)]
