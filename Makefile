@@ -56,7 +56,7 @@ docs: $(VENV)/.docs-installed  ## Build the documentation into build/docs (a war
 # -- checks ---------------------------------------------------------------------------------------
 
 .PHONY: test
-test: lint types tests  ## Run the checks: format, lint, types, tests. CI runs test-release, test-zoo and test-scale besides.
+test: lint types tests  ## Run the checks: format, lint, types, tests (ALSO="release scale zoo": as CI does).
 
 .PHONY: lint
 lint: $(VENV)/.all-installed  ## Check format and lint.
@@ -72,10 +72,15 @@ types: $(VENV)/.all-installed  ## Check types (mypy, strict).
 # fails, or that finds no test at all (pytest's exit code 5), fails the target. $(JOBS) files run at a
 # time, each process with one thread; tests/conftest.py starts those with slow tests first.
 ONE_THREAD := OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1
+# Compiled modules are kept: hundreds of processes import them again.
+unexport PYTHONDONTWRITEBYTECODE
 RUN_FILES_IN_PARALLEL := $(ONE_THREAD) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# What other targets run is left out.
-EVERY_DAY := not gpu and not integrations and not release and not scale and not zoo
+# What other targets run is left out, but for what ALSO names: CI's `ALSO="release scale zoo"` runs
+# all of it in one schedule, where a long test of one kind leaves no process waiting.
+ALSO :=
+EVERY_DAY := not gpu and not integrations $(foreach m,$(filter-out $(ALSO),release scale zoo),and not $(m))
+TESTS_INSTALLED := $(VENV)/.$(if $(filter scale,$(ALSO)),scale,all)-installed
 
 .PHONY: check
 check: lint types  ## Run the checks of a minute: format, lint, types, and quick tests without a framework.
@@ -84,13 +89,13 @@ check: lint types  ## Run the checks of a minute: format, lint, types, and quick
 .PHONY: tests tests-plain tests-torch tests-keras
 tests: tests-plain tests-torch tests-keras  ## Run the tests, each framework's in processes of its own.
 
-tests-plain: $(VENV)/.all-installed
+tests-plain: $(TESTS_INSTALLED)
 	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and $(EVERY_DAY)"
 
-tests-torch: $(VENV)/.all-installed
+tests-torch: $(TESTS_INSTALLED)
 	$(RUN_FILES_IN_PARALLEL) -m "torch and $(EVERY_DAY)"
 
-tests-keras: $(VENV)/.all-installed
+tests-keras: $(TESTS_INSTALLED)
 	$(RUN_FILES_IN_PARALLEL) -m "keras and $(EVERY_DAY)"
 
 # Each test starts several ranks or nodes, so one file runs at a time.

@@ -80,9 +80,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files and folders of a framework that `-m` leaves out, before they are imported."""
-    unwanted = [m for m in markers_of(collection_path) if not wants(config.option.markexpr, m)]
-    return True if unwanted else None
+    """Leave out files and folders none of whose tests `-m` can select, before they are imported."""
+    markers, others = markers_of(collection_path), other_markers_of(collection_path)
+    wanted = all(wants(config.option.markexpr, m, others) for m in markers or {""})
+    return None if wanted else True
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -110,6 +111,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker in markers_of(item.path):
             item.add_marker(marker)
+        seen = {*other_markers_of(item.path), *markers_of(item.path)}
+        for marker in (*OTHER_MARKERS, *MARKER_OF.values()):
+            if item.get_closest_marker(marker) and marker not in seen:
+                raise pytest.UsageError(
+                    f"{item.nodeid} is marked `{marker}`, which does not stand in its own file: a "
+                    f"run of `-m {marker}` passes the file over. Write pytest.mark.{marker} there."
+                )
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -172,8 +180,11 @@ def markers_of(path: Path) -> frozenset[str]:
     folders = {MARKER_OF[word] for word in words & MARKER_OF.keys()}
     if path.suffix != ".py":
         return frozenset(folders)
+    text = path.read_text(encoding="utf-8")
+    if not any(framework in text for framework in MARKER_OF):
+        return frozenset(folders)
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(text)
     except SyntaxError:  # pytest shows it better
         return frozenset(folders)
     inner = [node for part in tree.body for node in _run_at_import(part)]
@@ -198,12 +209,24 @@ def _markers_of_import(node: ast.AST) -> set[str]:
     return {MARKER_OF[top] for name in names if (top := name.partition(".")[0]) in MARKER_OF}
 
 
-def wants(expression: str, marker: str) -> bool:
-    """Return whether a `-m` expression can select a test that carries `marker`."""
+@cache
+def other_markers_of(path: Path) -> tuple[str, ...]:
+    """Return which markers tests in this file or folder may carry besides `markers_of`."""
+    own = markers_of(path)
+    free = OTHER_MARKERS if own else (*OTHER_MARKERS, *sorted({*MARKER_OF.values()}))
+    if path.suffix != ".py":
+        return free
+    text = path.read_text(encoding="utf-8")
+    return tuple(marker for marker in free if f"mark.{marker}" in text)
+
+
+@cache
+def wants(expression: str, marker: str, others: tuple[str, ...]) -> bool:
+    """Return whether a `-m` expression can select a test with `marker` and some of `others`."""
     if not expression:
         return True
-    subsets = product((False, True), repeat=len(OTHER_MARKERS))
-    choices = (dict(zip(OTHER_MARKERS, chosen, strict=True)) for chosen in subsets)
+    subsets = product((False, True), repeat=len(others))
+    choices = (dict(zip(others, chosen, strict=True)) for chosen in subsets)
     return any(eval(expression, {"__builtins__": {}}, _Names(c, marker)) for c in choices)
 
 

@@ -66,22 +66,28 @@ def training(seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", [1, 2, 4])
 def test_the_loops_of_the_readme_and_of_its_page_train_alike(
     policy: Policy,
     accumulation_steps: int,
     write_profile: WriteProfile,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Where four batches make an update, two are left and `flush` makes the last one."""
     recipe = recipe_of(policy, accumulation_steps=accumulation_steps)
     monkeypatch.chdir(write_profile(recipe, "torch").parent)
+    updates = -(-6 // accumulation_steps)
     long, *shorter = training(0), training(0), training(0)
     first = [parameter.detach().clone() for parameter in long["model"].parameters()]
     exec(block("docs/apply-pytorch.md", 1), long)
+    assert long["loss"].dtype is torch.float32
+    assert long["precision"].steps == updates
     assert long["scheduler"].last_epoch == 6 // accumulation_steps
     for code, short in zip((SHORT, block("docs/apply-pytorch.md", 0)), shorter, strict=True):
         exec(code, short)
-        assert short["scheduler"].last_epoch == 6 // accumulation_steps
+        assert short["loss"].dtype is torch.float32
+        assert short["precision"].steps == updates
+        assert short["scheduler"].last_epoch == updates
         for one, other, before in zip(
             long["model"].parameters(), short["model"].parameters(), first, strict=True
         ):

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from autoprec import Policy, Recipe
-from tests.code_blocks import block
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "torch"
@@ -88,30 +86,6 @@ def run_script(name: str, *arguments: str | Path, expect: int = 0) -> str:
 
 
 WriteProfile = Callable[[Recipe, str], Path]
-
-
-LOOPS = {"in full": block("docs/apply-pytorch.md", 1), "in short": block("README.md", 2)}
-
-
-@pytest.mark.parametrize("form", LOOPS)
-def test_the_documented_loops_train_the_documented_task(
-    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4, accumulation_steps=3)
-    monkeypatch.chdir(write_profile(recipe, "torch").parent)
-    names: dict[str, Any] = {}
-    exec(block("docs/task-file.md", 0), names)
-    model = names["build_model"]()
-    before = model[0].weight.detach().clone()
-    optimizer = names["build_optimizer"](model)
-    names |= {"model": model, "optimizer": optimizer}
-    names["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    names["loader"] = list(islice(names["build_data"](4), 7))
-    exec(LOOPS[form], names)
-    assert names["loss"].dtype is torch.float32
-    assert names["precision"].steps == 3  # the last by flush()
-    assert names["scheduler"].last_epoch == (2 if form == "in full" else 3)
-    assert not torch.equal(model[0].weight, before)
 
 
 def test_train_digits_prints_both_trainings(write_profile: WriteProfile) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from autoprec.cli import main
+
+Planned = Callable[..., str]
 
 SMALL_IMAGES = """
 import torch
@@ -44,19 +44,18 @@ BATCH_SIZE = 2048
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tasks")
+@pytest.fixture
+def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Planned:
+    """Return what the command prints of a task on a device."""
 
+    def plan(text: str, device: str, *words: str) -> str:
+        task = tmp_path / "task.py"
+        task.write_text(text, encoding="utf-8")
+        assert main(["tune", str(task), "--plan", "--device", device, *words]) == 0
+        assert {path.name for path in tmp_path.iterdir()} <= {"task.py", "__pycache__"}
+        return capsys.readouterr().out
 
-def planned(folder: Path, text: str, device: str, *words: str) -> str:
-    task = folder / "task.py"
-    task.write_text(textwrap.dedent(text))
-    command = [sys.executable, "-m", "autoprec", "tune", task, "--plan", "--device", device, *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in folder.iterdir()} <= {"task.py", "__pycache__"}
-    return done.stdout
+    return plan
 
 
 def expected(text: str) -> str:
@@ -65,27 +64,27 @@ def expected(text: str) -> str:
     return line
 
 
-def test_three_convolutions_on_a_v100_are_bound_by_launches(folder: Path) -> None:
-    said = expected(planned(folder, SMALL_IMAGES.format(batch=16), "v100"))
+def test_three_convolutions_on_a_v100_are_bound_by_launches(planned: Planned) -> None:
+    said = expected(planned(SMALL_IMAGES.format(batch=16), "v100"))
     assert "nothing is to be expected" in said
     assert "launching" in said
 
 
-def test_many_small_images_on_a_v100_are_bound_by_memory(folder: Path) -> None:
-    plan = json.loads(planned(folder, SMALL_IMAGES.format(batch=1024), "v100", "--json"))
+def test_many_small_images_on_a_v100_are_bound_by_memory(planned: Planned) -> None:
+    plan = json.loads(planned(SMALL_IMAGES.format(batch=1024), "v100", "--json"))
     float32, mixed = [e for e in plan["estimates"] if e["batch"] == 1024]
     assert mixed["policy"] == "mixed_float16"
     assert float32["memory_seconds"] > 0.3 * float32["arithmetic_seconds"]
     assert 1 < mixed["at_most"] < 5  # of the 8 that the peaks promise
 
 
-def test_a_p100_has_no_tensor_cores(folder: Path) -> None:
-    said = expected(planned(folder, WIDE, "p100"))
+def test_a_p100_has_no_tensor_cores(planned: Planned) -> None:
+    said = expected(planned(WIDE, "p100"))
     assert "nothing is to be expected: float16 is emulated (no Tensor Cores" in said
 
 
-def test_wide_layers_on_an_a100_may_gain(folder: Path) -> None:
-    said = planned(folder, WIDE, "a100")
+def test_wide_layers_on_an_a100_may_gain(planned: Planned) -> None:
+    said = planned(WIDE, "a100")
     assert "little" not in expected(said)
     assert "by mixed_bfloat16" in expected(said)
     assert "every matrix dimension is a multiple of" in said

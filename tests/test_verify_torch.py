@@ -1,4 +1,4 @@
-"""A profile of a PyTorch task verified: as it was tuned, slowed down, and with broken numerics."""
+"""A profile of a PyTorch task verified: as it was tuned, and with broken numerics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 ROUNDS = 2
 
 TASK = """
-import time
 import torch
 from torch import nn
 
@@ -43,7 +42,6 @@ def build_data(batch_size):
 
 loss_fn = nn.functional.cross_entropy
 """
-SLOWED = "time.sleep(0.02 * torch.is_autocast_enabled('cpu'))"
 BROKEN = "x = (x + 4096.0) - 4096.0"
 
 
@@ -85,12 +83,7 @@ def test_what_was_tuned_trains_like_float32_again(profile: Path) -> None:
     assert found.notes == ()
 
 
-def test_a_slowed_recipe_fails_by_its_speed_alone(profile: Path) -> None:
-    found = verified(profile, SLOWED)
-    assert [claim.name for claim in found.failed] == ["speed-up"]
-    assert "task.py has changed" in found.notes[0]
-
-
 def test_broken_numerics_fail(profile: Path) -> None:
     found = verified(profile, BROKEN)
     assert "numerics" in [claim.name for claim in found.failed]
+    assert "task.py has changed" in found.notes[0]

@@ -67,6 +67,7 @@ def test_a_batch_that_cannot_fit_is_out_of_memory(grows: Path, start: Any) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_memory_that_grows_without_bound_is_tuned_within_the_budget(grows: Path) -> None:
     from autoprec.core.dtypes import Policy
 

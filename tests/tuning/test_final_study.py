@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna_dashboard import wsgi
 
 from autoprec.profiles import load_profile
 from autoprec.tuning.study.storage import open_storage
@@ -47,6 +46,8 @@ def get(app: Any, path: str) -> Any:
 def test_the_server_names_our_choice(
     fields: dict[str, Any], write: Write, run: Run, tmp_path: Path
 ) -> None:
+    from optuna_dashboard import wsgi  # imports scikit-learn, which takes seconds
+
     words = ("--policies", "mixed_bfloat16,float32", "--batch-sizes", "32,64")
     assert run(write(**fields), *words)[0] == 0
     profile = load_profile(tmp_path / "model_x.profile.yaml")

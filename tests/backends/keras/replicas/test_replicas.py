@@ -27,7 +27,8 @@ def failures() -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "on_replicas.py")],
         env={
-            **os.environ,
+            # As many threads as TensorFlow wants: replicas wait for one another.
+            **{k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")},
             "PYTHONPATH": str(HERE.parents[3]),
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -20,7 +20,8 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", str(HERE / "on_workers.py"), *map(str, arguments)],
         env={
-            **os.environ,
+            # As many threads as TensorFlow wants: replicas wait for one another.
+            **{k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")},
             "PYTHONPATH": str(HERE.parents[3]),
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -29,11 +29,11 @@ from autoprec.backends.torch.measure.describe import describe
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 
-model = torch.nn.Linear(256, 4096)
+model = torch.nn.Linear(8, 4096)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 recipe = Recipe(knobs={"keep_memory": True} if KEEP else {})
 precision = TorchSurgeon().apply(recipe, model=model, optimizers=[optimizer], device="cpu")
-inputs = torch.ones(4096, 256)  # 64 MiB of outputs: more than glibc ever keeps
+inputs = torch.ones(4096, 8)  # 64 MiB of outputs: more than glibc ever keeps
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -228,15 +228,22 @@ class Compiled(nn.Module):
         return hidden + 0.1 * torch.randn_like(hidden)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        # A C++ compiler takes half a minute of it.
+        pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.release]),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-def test_compiled_code_draws_what_eager_code_draws() -> None:
+def test_compiled_code_draws_what_eager_code_draws(backend: str) -> None:
     given = torch.ones(SHAPE).to(memory_format=torch.channels_last)
     eager = drawn(Compiled(), given)
     torch.compiler.reset()
     with drawn_alike_compiled():
         model = Compiled()
-        model.compile()
+        model.compile(backend=backend)
         torch.manual_seed(3)
         compiled = model(given)
     torch.testing.assert_close(compiled, eager)
