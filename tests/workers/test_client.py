@@ -51,6 +51,33 @@ def test_the_worker_is_not_its_guard(simulated, start) -> None:
     os.kill(worker.pid, 0)
 
 
+STARTED = """
+import os, sys
+assert sys.stdin.read() == "", "it reads what is typed"
+assert os.getsid(0) != int(os.environ["SESSION_OF_THE_TUNER"]), "a Ctrl-C reaches it"
+assert not [path for path in sys.path if path.endswith("workers")], "our modules hide others"
+"""
+
+
+def test_a_worker_has_no_part_in_the_terminal_and_hides_no_module(simulated, start) -> None:
+    typed, end = os.pipe()
+    os.write(end, b"typed")
+    os.close(end)
+    kept = os.dup(0)
+    os.dup2(typed, 0)
+    try:
+        # An environment of its own: started as users start it, not forked.
+        alone = {"SESSION_OF_THE_TUNER": str(os.getsid(0))}
+        worker = start(simulated(), environment=alone)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(typed)
+    task = worker.settings.task
+    task.write_text(STARTED + task.read_text())
+    worker.load()
+
+
 def test_closing_twice_is_once(simulated, start) -> None:
     worker = start(simulated())
     worker.load()

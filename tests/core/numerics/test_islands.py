@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics.islands import (
     MAX_TRIALS,
+    IslandsEvidence,
     IslandsFound,
     IslandTrial,
     NoIslandsHelp,
@@ -18,6 +19,12 @@ from autoprec.core.numerics.islands import (
     resolve_patterns,
 )
 from autoprec.errors import UsageError
+
+
+def test_evidence_has_the_digits_that_a_profile_shows() -> None:
+    found = IslandsEvidence.of(3, 0.123456, "found", 0.987654)
+    assert found == IslandsEvidence("found", 3, 0.1235, 0.9877)
+    assert IslandsEvidence.of(3, 0.5, "found").speed_kept == 1.0
 
 
 def model(cheap: int = 6, dear: int = 4) -> tuple[Unit, ...]:

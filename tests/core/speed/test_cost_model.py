@@ -22,6 +22,12 @@ from autoprec.core.speed.cost_model import (
 BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
+@pytest.fixture(autouse=True)
+def cold():
+    """Compare every pair of points anew, as a process that has just begun does."""
+    cost_model._covariance.cache_clear()
+
+
 def point(batch, policy="float32", compiled=False, memory_format="contiguous", **knobs):
     return {
         "policy": policy,
@@ -325,3 +331,9 @@ def test_memory_that_is_not_kept_is_the_arm_of_a_space_without_that_knob():
     ]
     assert predict_memory(point(32), known) == 100
     assert predict_memory(point(32, keep_memory=True), known) == 900
+
+
+def test_memory_is_of_its_own_where_weights_stay_gathered():
+    arm = cost_model._memory_arm
+    assert arm(point(8)) == arm(point(8, reshard_after_forward=True))
+    assert arm(point(8)) != arm(point(8, reshard_after_forward=False))

@@ -157,4 +157,7 @@ def test_every_number_of_a_ratio_can_be_marked_up():
 
 
 def test_a_share_has_its_interval_in_per_cent():
-    assert Ratio(0.21, 0.184, 0.25, 8).as_share() == "21% (18-25)"
+    share = Ratio(0.21, 0.184, 0.25, 8)
+    assert share.as_share() == "21% (18-25)"
+    marked = share.as_share(lambda value, text: f"<{value}|{text}>")
+    assert marked == "<0.21|21%> (<0.184|18>-<0.25|25>)"
