@@ -147,7 +147,9 @@ def test_what_failed_says_where_by_how_much_and_what_is_allowed():
         "at the same weights and batch of step 0 its gradient is 60 % away from float32's; 50 % is "
         "allowed"
     )
-    assert (far.step, far.undecided) == (0, "near_limit")
+    assert (far.step, far.undecided, far.of_loss) == (0, "near_limit", False)
+    of_loss = check_single_steps((StepComparison(0, 3.0, 2.0, 0.0),), (), DEFAULT)
+    assert (of_loss.passed, of_loss.of_loss) == (False, True)
     noise = (NoisyStep(0, 2.0, 2.0, 0.4),)
     most = check_single_steps(
         [StepComparison(step, 2.0, 2.0, error) for step, error in ((0, 0.4), (2, 0.7), (8, 0.8))],
