@@ -20,7 +20,7 @@ def test_every_way_of_a_convolutional_model_runs_on_a_gpu(tmp_path: Path) -> Non
     done = machine.run([*command, "--device", "cuda", "--quick"], seconds=280)
     assert done.returncode == 0, done.stderr
     first, *visits = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert set(first["peaks"]) == {"float32", "tf32", "bfloat16", "float16"}
+    assert set(first["peaks"]) == {"float32", "tf32", "bfloat16", "float16", "float8"}
     assert [row for row in visits if "failed" in row] == []
     dtypes = {row["way"]: row["dtype"] for row in visits}
     assert len(visits) == 2 * len(dtypes) == 16
