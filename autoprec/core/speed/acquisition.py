@@ -109,6 +109,8 @@ def next_point(
     surveyed = _next_of_survey(open_points, history, start, limits)
     if surveyed is not None:
         return surveyed
+    tried_policies = {outcome.point["policy"] for outcome in history}
+    open_points = [point for point in open_points if point["policy"] in tried_policies]
     compiled = _best_policy_compiled(open_points, good)
     if compiled is not None:
         return compiled
