@@ -174,6 +174,7 @@ def _best_policy_compiled(open_points: Sequence[Point], good: Sequence[Outcome])
 
 
 def _one_factor_differs(point: Point, fastest: Point) -> bool:
+    """Return whether two points differ in one factor alone, the batch being one, too."""
     return sum(point[name] != value for name, value in fastest.items()) == 1
 
 
@@ -304,8 +305,7 @@ def _skips_smaller_batch(
 
 def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
     """Return the seconds of a trial: its setup and its steps at the predicted throughput."""
-    step = float(point[BATCH]) / math.exp(prediction.mean)
-    return limits.setup_seconds + max(limits.timed_seconds, limits.steps * step)
+    return limits.trial_seconds(float(point[BATCH]) / math.exp(prediction.mean))
 
 
 def fit_model(good: Sequence[Outcome]) -> ThroughputModel:

@@ -35,7 +35,8 @@ def next_batch(larger: Sequence[Point], ran: Sequence[Outcome], limits: Limits) 
     wanted, gain = _wanted(ran, top)
     if not above or gain <= 0 or _waits_for_data(top):
         return None
-    costs = {int(point[BATCH]): _seconds(int(point[BATCH]), top, limits) for point in above}
+    sizes = [int(point[BATCH]) for point in above]
+    costs = {size: limits.trial_seconds(size / top.rate) for size in sizes}
     skipped = [size for size, cost in costs.items() if cost <= limits.cheap_seconds]
     enough = [size for size in costs if size >= wanted]
     size = min([*enough[:1], max([min(costs), *skipped])])
@@ -58,11 +59,6 @@ def comparison_batch(leader: Outcome, start: Point, limits: Limits) -> int:
     size, smallest = int(leader.point[BATCH]), int(start[BATCH])
     cheap = (limits.cheap_seconds - limits.setup_seconds) / limits.steps * leader.rate
     return max(min(size, smallest), min(size, int(cheap)))
-
-
-def _seconds(size: int, top: Outcome, limits: Limits) -> float:
-    """Return the seconds of a trial at a batch, if its throughput is no better than at the top."""
-    return limits.setup_seconds + max(limits.timed_seconds, limits.steps * size / top.rate)
 
 
 def _wanted(ran: Sequence[Outcome], top: Outcome) -> tuple[float, float]:

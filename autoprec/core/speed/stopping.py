@@ -34,6 +34,10 @@ class Limits:
     cheap_seconds: float = 3.0
     explore_neighbours: bool = True
 
+    def trial_seconds(self, step_seconds: float) -> float:
+        """Return what a trial takes whose steps take so long: its setup and its steps."""
+        return self.setup_seconds + max(self.timed_seconds, self.steps * step_seconds)
+
 
 @dataclass(frozen=True)
 class Stop:

@@ -95,12 +95,7 @@ def operate(
         install_wrapper(Float32Outputs(root))
         build_in_float32(root)
     if recipe.memory_format == "channels_last":
-        if sharded_modules(root):
-            reason = "FSDP2 keeps weights contiguous; inputs are laid out"
-            skipped += (Skipped("", "memory_format", reason),)
-        else:
-            undo.layout.apply(root, optimizers)
-        install_wrapper(ChannelsLastInputs(root))
+        skipped += _lay_out(root, optimizers, undo)
     if recipe.knobs.get("fused_optimizer"):
         skipped += undo.fused.apply(optimizers)
     if recipe.compile:
@@ -129,6 +124,18 @@ def operate(
         memory_format=recipe.memory_format,
         compiled=recipe.compile,
     )
+
+
+def _lay_out(
+    root: nn.Module, optimizers: Sequence[torch.optim.Optimizer], undo: _Undo
+) -> tuple[Skipped, ...]:
+    """Lay weights and inputs out as channels_last; return what was left as it is."""
+    install_wrapper(ChannelsLastInputs(root))
+    if sharded_modules(root):
+        reason = "FSDP2 keeps weights contiguous; inputs are laid out"
+        return (Skipped("", "memory_format", reason),)
+    undo.layout.apply(root, optimizers)
+    return ()
 
 
 def _mode(mode: str, backend: object) -> str | None:
