@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 _BURSTS = 4
-"""A loader is timed over so many bursts; one without workers brings each batch by itself."""
+"""A loader is timed over so many bursts; one without workers brings each batch by itself.
+
+Batches that come much faster than the first are those of workers, which may still be starting: then
+half a second is not cut short.
+"""
 
 _LEAST_WAIT_SECONDS = 0.002
 """Shorter waits show no bursts; a loader so fast is timed over a number of batches."""
@@ -31,24 +35,27 @@ def is_settled(arrivals: Sequence[float], first_seconds: float) -> bool:
     """
     if len(arrivals) > _MOST_BATCHES:
         return True
-    limit = min(_MOST_SECONDS, max(_SECONDS, 2 * first_seconds))
-    if arrivals[-1] - arrivals[0] > limit:
+    took = arrivals[-1] - arrivals[0]
+    if took > min(_MOST_SECONDS, max(_SECONDS, 2 * first_seconds)):
         return True
     waits = _waits(arrivals)
-    return bool(
-        len(waits) >= _BURSTS
-        and arrivals[waits[-1]] - arrivals[waits[-1] - 1] >= _LEAST_WAIT_SECONDS
-    )
+    if len(waits) < _BURSTS or arrivals[waits[-1]] - arrivals[waits[-1] - 1] < _LEAST_WAIT_SECONDS:
+        return False
+    alone = took >= 0.5 * first_seconds * (len(arrivals) - 1)
+    return alone or took > _SECONDS
 
 
 def seconds_per_batch(arrivals: Sequence[float]) -> float:
     """Return the loader's seconds for a batch from the times at which batches came, two at least.
 
-    They count up to the last that was waited for; what came after it is a part of a burst.
+    They count up to the last that was waited for; what came after it is a part of a burst. Where
+    there are several, they count from after a third, for workers start one after another.
     """
     waits, last = _waits(arrivals), len(arrivals) - 1
     end = waits[-1] if waits and 2 * waits[-1] >= last else last
-    return (arrivals[end] - arrivals[0]) / end
+    later = [place for place in waits if end <= 3 * place and place < end]
+    begin = later[0] if len(later) >= _BURSTS - 1 else 0
+    return (arrivals[end] - arrivals[begin]) / (end - begin)
 
 
 def arrivals_after(seconds: Sequence[float]) -> list[float]:

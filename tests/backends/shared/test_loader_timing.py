@@ -47,9 +47,16 @@ def test_four_workers_of_50_ms_a_batch_feed_one_every_12_5_ms() -> None:
 
 
 def test_a_loader_without_workers_is_timed_over_a_few_batches() -> None:
-    found, drawn = timed(arrivals(0.05, 1))
+    found, drawn = timed(arrivals(0.05, 1, start=0.02))
     assert drawn == 5
     assert found == pytest.approx(0.05, rel=0.01)
+
+
+def test_workers_that_start_one_after_another_are_timed_once_all_have_started() -> None:
+    """Eight of them, 20 ms apart: the first batches come 20 ms apart, and then 6."""
+    times = [0.05 + 0.02 * worker for worker in range(8)]
+    stream = heapq.merge(*(itertools.count(begun, 0.05) for begun in times))
+    assert timed(iter(stream))[0] == pytest.approx(0.05 / 8, rel=0.15)
 
 
 def test_a_loader_that_never_keeps_anyone_waiting_ends_as_well() -> None:
