@@ -28,6 +28,7 @@ from autoprec.backends.shared.trace_framework import (
 )
 from autoprec.backends.shared.trajectory_clock import StepClock
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.noise_scale import noise_share
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
@@ -44,14 +45,19 @@ __all__ = ["ComparisonTracer", "Float16Magnitudes", "TraceFramework", "Trainee",
 
 @dataclass
 class _Checkpoint:
-    """The float32 run's state before one step, that step's first batch, and float32's answer."""
+    """The float32 run's state before one step, that step's first batch, and float32's answer.
+
+    `index` is the batch's place in the data; `noise_share` which share of the gradient is noise.
+    """
 
     step: int
     state: Any
     batch: Any
+    index: int = 0
     loss: float | None = None
     gradient: Any = None
     later_losses: tuple[float, ...] = ()
+    noise_share: float | None = None
     buffers: StepBuffers = field(default_factory=StepBuffers)
 
 
@@ -133,6 +139,7 @@ class ComparisonTracer:
                         gradient_seen=bool(gradient),
                         backward=float16.backward,
                         buffers=buffers.compared_with(kept.buffers, alike.policy.compute_dtype),
+                        noise_share=kept.noise_share,
                     )
                     later = self._later_losses(trainee, kept)
                     points.append(point.with_mean_losses(later, kept.later_losses))
@@ -226,8 +233,9 @@ class ComparisonTracer:
                     break
                 self._report("trajectory", step)
                 if step in keep:
-                    batch = stream.batch(step * recipe.accumulation_steps, pin=True)
-                    self._checkpoints.append(_Checkpoint(step, trainee.take_state(), batch))
+                    index = step * recipe.accumulation_steps
+                    batch = stream.batch(index, pin=True)
+                    self._checkpoints.append(_Checkpoint(step, trainee.take_state(), batch, index))
                 batches = self._micro_batches(stream, recipe.accumulation_steps, seed, step)
                 loss, skipped = trainee.train_step(batches)
                 run.losses.append(_finite(loss))
@@ -265,6 +273,7 @@ class ComparisonTracer:
                 kept.loss = _finite(loss)
                 kept.buffers = self._step_buffers(trainee, kept)
                 kept.later_losses = self._later_losses(trainee, kept)
+                kept.noise_share = self._noise_share(trainee, kept)
         self._float32_answered = True
 
     def _step_buffers(self, trainee: Trainee, kept: _Checkpoint) -> StepBuffers:
@@ -290,6 +299,18 @@ class ComparisonTracer:
             trainee.loss(batch, self._seed(kept.step, 1 + index))
             for index, batch in enumerate(batches)
         )
+
+    def _noise_share(self, trainee: Trainee, kept: _Checkpoint) -> float | None:
+        """Return which share of the gradient at a checkpoint is noise, by that of another batch."""
+        stream = self._stream(self._batch_size, 0)
+        count = -int(self._ranks.agree(-stream.kept_count))  # as many as every rank holds
+        other = (kept.index + 1) % count
+        if other == kept.index % count:
+            return None
+        trainee.put_back(kept.state)
+        _, gradient = trainee.loss_and_gradient(stream.batch(other), self._seed(kept.step, 0))
+        error = self._framework.gradient_error
+        return noise_share(error(gradient, kept.gradient), error(kept.gradient, gradient))
 
     def _float32(self) -> Recipe:
         return self._ranks.shared(Recipe(batch_size=self._batch_size))

@@ -124,7 +124,7 @@ class _Confirmation:
                 timed = self._time(recipes, rounds)
                 measured = {**measured, **timed.measured}
                 baseline, *rivals = timed.finalists
-                leader = choose(baseline, rivals, baseline_allowed=False)
+                leader = self._choose(baseline, rivals, baseline_allowed=False)
                 if self.job.float32_allowed and leader.ratio.high < 1.0:
                     return self._decide(baseline, rivals, measured)
                 others = [each for each in others if each.recipe.key() == leader.recipe.key()]
@@ -246,13 +246,19 @@ class _Confirmation:
     ) -> ConfirmationResult:
         """Choose the fastest; keep the baseline where the rounds cannot be believed."""
         allowed = self.job.float32_allowed
-        leader = choose(baseline, rivals, baseline_allowed=False)
+        leader = self._choose(baseline, rivals, baseline_allowed=False)
         best = next(each for each in rivals if each.recipe.key() == leader.recipe.key())
         doubts = inconsistencies(self.search.trials, baseline, best)
         if doubts and allowed:
             return self._keep_baseline("", measured, doubts)
-        choice = choose(baseline, rivals, baseline_allowed=allowed)
+        choice = self._choose(baseline, rivals, baseline_allowed=allowed)
         return ConfirmationResult(choice, inconclusive=doubts, measured=measured)
+
+    def _choose(
+        self, baseline: Finalist, rivals: Sequence[Finalist], *, baseline_allowed: bool
+    ) -> Choice:
+        share = self.search.trials.space.batch_share
+        return choose(baseline, rivals, baseline_allowed=baseline_allowed, share=share)
 
     def _attributed(
         self, decided: ConfirmationResult, winner: ProvenRecipe, finalists: Sequence[Finalist]

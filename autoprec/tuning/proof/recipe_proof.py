@@ -32,6 +32,7 @@ from autoprec.core.numerics.late_failures import (
 )
 from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.parity import LONG_STEPS
 from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.numerics.runnable import RunAttempt
@@ -102,6 +103,10 @@ class Proof:
     def forget(self) -> None:
         """Record float32 again: the tracer's worker was replaced."""
         self._recorder.forget()
+
+    def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Return the gradient noise scale that the proof saw at the recipe's batch, if it did."""
+        return self._recorder.noise_scale(recipe)
 
     def prove(
         self, recipe: Recipe, *, seeds: Sequence[int] = SEEDS, until_failure: bool = False

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.noise_scale import NoiseScale, noise_scale
 from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
@@ -90,6 +91,7 @@ class RunRecorder:
         self._tracer = tracer
         self._batch: tuple[int, int] | None = None
         self._runs: RecordedRuns | None = None
+        self._noise_shares: dict[int, dict[int, float | None]] = {}
         self.deadline = math.inf
 
     def forget(self) -> None:
@@ -113,8 +115,15 @@ class RunRecorder:
     def compare(self, recipe: Recipe, runs: RecordedRuns) -> None:
         """Compare the recipe with float32 at every checkpoint; measure what noise does there."""
         runs.comparisons = self._tracer.compare_steps(recipe=recipe)
+        shares = {each.step: each.noise_share for each in runs.comparisons}
+        self._noise_shares.setdefault(gradient_batch(recipe), {}).update(shares)
         if runs.noise is None and not any(each.loss is None for each in runs.comparisons):
             runs.noise = self._tracer.noise(draws=NOISE_DRAWS)
+
+    def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Return the gradient noise scale that float32 showed at the recipe's batch, if it did."""
+        batch = gradient_batch(recipe)
+        return noise_scale(sorted(self._noise_shares.get(batch, {}).items()), batch)
 
     def extend(
         self, recipe: Recipe, runs: RecordedRuns, max_steps: int, *, stop_at_plateau: bool
@@ -228,6 +237,11 @@ class RunRecorder:
         if math.isinf(self.deadline):
             return None
         return max(0.0, self.deadline - time.monotonic())
+
+
+def gradient_batch(recipe: Recipe) -> int:
+    """Return the samples of a gradient that a checkpoint compares: a micro-batch of every rank."""
+    return recipe.effective_batch // recipe.accumulation_steps
 
 
 def float32_of(recipe: Recipe) -> Recipe:

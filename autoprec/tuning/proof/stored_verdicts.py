@@ -133,6 +133,9 @@ class Prover:
             self._proof.forget()
             reason = f"the proof ended with {failure.kind}: {failure.message[:200]}"
             return replace(self._refuse(recipe, reason), seconds=self._seconds)
+        if attempt.proven is not None:
+            seen = self._proof.noise_scale(recipe)
+            attempt = replace(attempt, proven=replace(attempt.proven, noise_scale=seen))
         self._keep(recipe, attempt.proven)
         self._explain(recipe if attempt.proven is None else attempt.proven.recipe)
         return replace(attempt, seconds=self._seconds)
