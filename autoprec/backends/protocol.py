@@ -141,8 +141,8 @@ class Capabilities:
     loss_in_task: bool = False
     """Whether the task file must define loss_fn or training_step: models carry no loss."""
 
-    cheap_compilation: bool = False
-    """Whether compilation takes seconds, so that it is tried without being requested."""
+    compiles_on: tuple[DeviceKind, ...] = ()
+    """The devices on which compiled recipes are tried without being requested."""
 
     sessions_interfere: bool = True
     """Whether a session's step times on a CPU depend on other sessions in its process.

@@ -263,6 +263,7 @@ def _decide(
             memory_bytes=_memory_limit(job),
             trials=options.trials,
             explore_neighbours=explore_neighbours,
+            longest_step=job.deadline.longest_step,
         )
         return next_point(space, baseline, history, limits)
     points = len(space.points())
