@@ -1,4 +1,4 @@
-"""On a CPU sessions and workers are renewed between rounds, as often as time allows."""
+"""On a CPU every round has new processes, and every turn a session of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import steady
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation import interleaved_timing
+from autoprec.tuning.confirmation import interleaved_timing, sessions
 from tests.tuning.fake_timing import JOB, FakeTiming
 from tests.tuning.fake_workers import FAST, LARGE, PLAIN, Worker, Workers, contest
 
@@ -33,16 +32,15 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(interleaved_timing, "time", clock)
+    monkeypatch.setattr(sessions, "time", clock)
     return clock
 
 
-def slow(
-    clock: Clock, *, load: float = 0.0, first: float = 0.0, again: float = 0.0
-) -> type[Worker]:
-    """A worker that takes so many seconds to load, to open its first session, and each other."""
+def slow(clock: Clock, *, load: float = 0.0, session: float = 0.0) -> type[Worker]:
+    """A worker that takes so many seconds to load, and for each session that it opens."""
 
     class Slow(Worker):
-        loaded = opened = False
+        loaded = False
 
         def load(self, on_progress: object = None) -> None:
             if not self.loaded:
@@ -51,87 +49,76 @@ def slow(
 
         def call(self, method: str, **arguments: Any) -> Any:
             if method == "open":
-                clock.now += again if self.opened else first
-                self.opened = True
+                clock.now += session
             return super().call(method, **arguments)
 
     return Slow
 
 
-def sessions_and_workers(
-    clock: Clock, recipes: list[Recipe], rounds: int, renewal_seconds: float, **seconds: float
-) -> list[tuple[int, int]]:
-    """How many sessions and workers there have been at the end of each round."""
-    workers = Workers(slow(clock, **seconds))
+@pytest.mark.parametrize(
+    ("load", "session", "turns"),
+    [
+        pytest.param(4.0, 1.0, 4, id="as many turns as cost as much again"),
+        pytest.param(1.0, 1.0, 2, id="a process that costs what a session does"),
+        pytest.param(1.0, 40.0, 1, id="dear sessions"),
+        pytest.param(900.0, 1.0, 4, id="no more than four"),
+        pytest.param(0.0, 1.0, 1, id="processes that cost nothing"),
+    ],
+)
+def test_a_process_has_as_many_sessions_as_its_start_is_worth(
+    clock: Clock, load: float, session: float, turns: int
+) -> None:
+    workers = Workers(slow(clock, load=load, session=session))
     counted: list[tuple[int, int]] = []
 
     def count(finalists: tuple[Finalist, ...]) -> Collection[int]:
         opened = [method for _, method, _ in workers.log].count("open")
         counted.append((opened, len(workers.made)))
-        return range(len(recipes))
+        return (0,)
 
-    made, _ = contest(workers, recipes, renewal_seconds=renewal_seconds)
+    made, _ = contest(workers, [FAST], new_processes=True)
     with made:
-        finals = made.run(rounds, count)
-    assert [len(final.rates) for final in finals] == [rounds] * len(recipes)
-    assert [len(measured) for measured in made.measured] == [rounds] * len(recipes)
-    return counted
+        finals = made.run(3, count)
+    assert counted == [(turns * ran, ran) for ran in (1, 2, 3)]
+    assert [len(final.rates) for final in finals] == [3]
+    assert [len(measured) for measured in made.measured] == [3]
 
 
-def test_every_round_has_a_session_of_its_own_and_a_new_worker_when_time_is_saved_up(
-    clock: Clock,
-) -> None:
-    # Three seconds a round; a session takes one, a worker with its first session four: two are
-    # saved up in the first renewal, one is left by the second and none by the third.
-    assert sessions_and_workers(clock, [FAST], 5, 3.0, load=3.0, first=1.0, again=1.0) == [
-        (1, 1),
-        (2, 1),
-        (3, 2),
-        (4, 3),
-        (5, 3),
-    ]
+def test_a_round_runs_there_and_back_and_the_next_one_back_and_there(clock: Clock) -> None:
+    workers = Workers(slow(clock, load=1.0, session=0.5))
+    made, _ = contest(workers, [FAST, LARGE], new_processes=True)
+    order: list[str] = []
 
+    def note(finalists: tuple[Finalist, ...]) -> Collection[int]:
+        timed = [name for _, method, name in workers.log if method == "time"]
+        turns = list(zip(timed[::2], timed[1::2], strict=True))
+        order.extend("".join(n.removeprefix("final") for n in turn) for turn in turns[1::2])
+        workers.log.clear()
+        return (0, 1)
 
-def test_what_the_first_session_of_a_worker_costs_more_is_not_expected_of_the_next(
-    clock: Clock,
-) -> None:
-    # Two seconds for the first, half a second from then on: two and a half are saved up after it.
-    assert sessions_and_workers(clock, [FAST], 4, 2.0, load=90.0, first=2.0, again=0.5) == [
-        (1, 1),
-        (2, 1),
-        (3, 1),
-        (4, 1),
-    ]
-
-
-def test_what_a_new_worker_costs_is_learned_where_the_first_ran_already(clock: Clock) -> None:
-    workers = Workers(slow(clock, load=9.0, first=1.0, again=1.0))
-    made, shared = contest(workers, [FAST], renewal_seconds=3.0)
-    shared.load()
     with made:
-        made.run(6)
-    # Ten seconds for the second worker are saved up again in four rounds; a session takes one.
-    assert len(workers.made) == 2
-    assert [method for _, method, _ in workers.log].count("open") == 4
+        made.run(2, note)
+    assert order == ["01", "10", "10", "01"]  # after the warm-ups, which run in the same order
 
 
-def test_dear_sessions_are_renewed_as_seldom_as_their_time_allows(clock: Clock) -> None:
-    assert [
-        opened
-        for opened, _ in sessions_and_workers(
-            clock, [FAST], 7, 1.0, load=90.0, first=3.0, again=3.0
-        )
-    ] == [1, 1, 1, 2, 2, 2, 3]
+def test_the_rate_of_a_round_is_the_middle_of_its_turns(clock: Clock) -> None:
+    """A process is one reading, however often it was looked at."""
 
+    class Drawn(slow(clock, load=4.0, session=1.0)):  # type: ignore[misc]
+        def call(self, method: str, **arguments: Any) -> Any:
+            answer = super().call(method, **arguments)
+            opened = [method for _, method, _ in self.log].count("open")
+            return replace(answer, step_seconds=0.1 + 0.01 * opened) if method == "time" else answer
 
-def test_without_time_for_it_the_sessions_stay(clock: Clock) -> None:
-    counted = sessions_and_workers(clock, [PLAIN, FAST], 6, 0.0, load=1.0, first=1.0, again=1.0)
-    assert counted == [(2, 2)] * 6
+    made, _ = contest(Workers(Drawn), [FAST], new_processes=True)
+    with made:
+        made.run(2)
+    assert [m.step_seconds for m in made.measured[0]] == pytest.approx([0.125, 0.165])
 
 
 def test_new_workers_replace_all_and_the_shared_one_is_left_alone_and_empty(clock: Clock) -> None:
     workers = Workers(slow(clock))
-    made, shared = contest(workers, [PLAIN, FAST, LARGE], renewal_seconds=1.0)
+    made, shared = contest(workers, [PLAIN, FAST, LARGE], new_processes=True)
     with made:
         made.run(3)
         assert [worker.alive for worker in workers.made] == [False] * 4 + [True] * 2
@@ -141,48 +128,37 @@ def test_new_workers_replace_all_and_the_shared_one_is_left_alone_and_empty(cloc
     assert kept.open == {}
 
 
+def test_what_does_not_fit_together_has_new_workers_too(clock: Clock) -> None:
+    workers = Workers(slow(clock, load=9.0))
+    made, _ = contest(workers, [PLAIN, FAST, LARGE], together=False, new_processes=True)
+    with made:
+        made.run(3)
+    assert len(workers.made) == 2 * 3
+    assert [method for _, method, _ in workers.log].count("open") == 3 * 3
+
+
 def test_no_session_is_opened_for_a_finalist_that_is_out(clock: Clock) -> None:
-    workers = Workers(slow(clock, load=90.0))
-    made, _ = contest(workers, [PLAIN, FAST, LARGE], renewal_seconds=1.0)
+    workers = Workers(slow(clock))
+    made, _ = contest(workers, [PLAIN, FAST, LARGE], new_processes=True)
     with made:
         made.run(3, lambda finalists: (0, 2))
     opened = [name for _, method, name in workers.log if method == "open"]
     assert sorted(opened) == ["final0"] * 3 + ["final1"] + ["final2"] * 3
-    assert len([method for _, method, _ in workers.log if method == "close"]) == 3 + 2 + 1
 
 
-def test_a_turn_in_a_slower_session_is_not_repeated_until_it_is_like_the_last_session(
-    clock: Clock,
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_processes_are_replaced_on_a_cpu_only(
+    on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Drawn(slow(clock, load=90.0)):  # type: ignore[misc]
-        def call(self, method: str, **arguments: Any) -> Any:
-            answer = super().call(method, **arguments)
-            if method != "time":
-                return answer
-            opened = [method for _, method, _ in self.log].count("open")
-            return replace(steady(0.1, 64, steps=1), step_seconds=0.1 * opened)
-
-    workers = Workers(Drawn)
-    made, _ = contest(workers, [FAST], renewal_seconds=1.0)
-    with made:
-        made.run(3)
-    assert [m.step_seconds for m in made.measured[0]] == pytest.approx([0.1, 0.2, 0.3])
-    assert [method for _, method, _ in workers.log].count("time") == 2 * 3  # a warm-up each
-
-
-@pytest.mark.parametrize(("on_cpu", "renews"), [(True, True), (False, False)])
-def test_sessions_are_renewed_on_a_cpu_only(
-    on_cpu: bool, renews: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[float] = []
+    given: list[bool] = []
 
     class Heard(FakeTiming):
-        def __init__(self, *args: Any, renewal_seconds: float, **named: Any) -> None:
-            given.append(renewal_seconds)
-            super().__init__(*args, **named)
+        def __init__(self, recipes: list[Recipe], *args: Any, new_processes: bool, **_: Any):
+            given.append(new_processes)
+            super().__init__(recipes)
 
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Heard)
     job: Any = SimpleNamespace(**{**vars(JOB), "on_cpu": on_cpu})
     trials: Any = SimpleNamespace(framework="torch", peak_memory_of=lambda recipe: 0)
     interleaved_timing.time_interleaved(job, [PLAIN], 1, trials, Workers().runner())
-    assert [seconds > 0 for seconds in given] == [renews]
+    assert given == [on_cpu]
