@@ -189,14 +189,17 @@ class Tracer(Protocol):
         accumulation_steps: int = 1,
         seconds: float | None = None,
         stop_at_plateau: bool = False,
+        compared_batch: int | None = None,
     ) -> Trajectory:
         """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
 
         With `stop_at_plateau` it ends where the loss no longer falls: `proof_steps.has_ended`.
+        Steps at the checkpoints are compared on batches of `compared_batch` samples; without it,
+        on those that the run trained on.
         """
 
     def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
+        """Compare loss and gradient under `recipe` with float32's at every kept checkpoint."""
 
     def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
         """Compare the recipe's settings in float32 with plain float32, at the initial weights.
