@@ -146,6 +146,11 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             ("core.numerics.proof_steps:DEFAULT_SECONDS",),
         ),
         Limit(
+            "duration of a float32 step that a proof's trainings aim at",
+            "{:g} s",
+            ("core.numerics.proof_steps:CHECK_STEP_SECONDS",),
+        ),
+        Limit(
             "speed of a proven recipe below which another is not proven",
             "{:g} %",
             ("tuning.proof.stage:_MIN_SPEED_SHARE",),
