@@ -78,7 +78,7 @@ class Search:
         self._clock, self._began, self._spent = clock, clock(), 0.0
         self._drift_monitor = DriftMonitor(job, space, self._keep)
         self._ended = False
-        self.time_limit_reached = False
+        self.not_covered: tuple[str, ...] = ()
 
     @property
     def space(self) -> Space:
@@ -141,9 +141,10 @@ class Search:
             if settled is None:
                 return measured
             over = self._time_limit_reached() if history else None
-            self.time_limit_reached = self.time_limit_reached or bool(over and not self._ended)
             decision = over or _decide(job, space, settled, history, repeats, not self._ended)
             if isinstance(decision, Stop):
+                if not self._ended:
+                    self.not_covered = self._left_out(history, out_of_time=over is not None)
                 self._ended = True
                 if resumed or not reranking.trials:
                     job.listener(Note(f"the search ends: {decision.reason}"))
@@ -163,6 +164,16 @@ class Search:
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
+
+    def _left_out(self, history: Sequence[Outcome], *, out_of_time: bool) -> tuple[str, ...]:
+        """Return what the search did not try for lack of time."""
+        if out_of_time:
+            return ("recipes the search had no time to try",)
+        most = self._job.deadline.longest_step * max(outcome.rate for outcome in history)
+        tried = {int(outcome.point[BATCH]) for outcome in history}
+        if any(size > most for size in self._space.batch_sizes if size not in tried):
+            return ("batches whose steps are too long to be proven in the time",)
+        return ()
 
     def _keep(self, replicate: Outcome) -> None:
         """Keep another timing of a point that has a trial."""

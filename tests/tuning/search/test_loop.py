@@ -169,7 +169,7 @@ def test_the_search_limit_counts_the_seconds_of_searching_alone(
     tuning.run(Reranking())
     tuning.now += 101.0  # the comparison that corrected the rates
     assert 2048 in tuning.run(tuning.reranked(CORRECTED))
-    assert not tuning.search.time_limit_reached
+    assert tuning.search.not_covered == ()
 
 
 def test_a_search_that_its_limit_ended_says_so(
@@ -184,7 +184,7 @@ def test_a_search_that_its_limit_ended_says_so(
     monkeypatch.setattr(search_loop, "run_trial", slow)
     tuning.run(Reranking())
     assert len(tuning.history) == 3
-    assert tuning.search.time_limit_reached
+    assert tuning.search.not_covered == ("recipes the search had no time to try",)
     assert tuning.notes == ["the search ends: the search's limit of 100 s is reached"]
 
 
