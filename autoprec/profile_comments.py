@@ -65,6 +65,7 @@ _COMMENTS = {
     "evidence.parity.not_covered": "what was not",
     "evidence.parity.steps": "how far training was followed",
     "evidence.parity.most_steps": "how far it might have been: --proof-steps repeats it",
+    "evidence.parity.trained_batch": "the batch of its trainings: a step of its own is slow",
     "evidence.parity.first_loss": "float32's, at the first step",
     "evidence.parity.last_loss": "float32's, in the last fifth of the steps",
     "evidence.parity.loss_origin": "a loss counts from here where shares of it are told",

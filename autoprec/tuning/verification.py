@@ -170,6 +170,7 @@ def _prove_again(job: TuningJob, profile: Profile, runner: Runner) -> Verdict | 
         RemoteTracer(runner),
         tolerance=Tolerance().scaled(job.options.tolerance),
         steps=_steps(stated),
+        trained_batch=stated.trained_batch,
         start="" if job.checkpoint is None else job.checkpoint.file,
     )
     try:

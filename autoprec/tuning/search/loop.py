@@ -246,7 +246,11 @@ def _decide(
 ) -> Next | Stop:
     options = job.options
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
-        limits = Limits(memory_bytes=_memory_limit(job), trials=options.trials)
+        limits = Limits(
+            memory_bytes=_memory_limit(job),
+            trials=options.trials,
+            longest_step=job.deadline.longest_step,
+        )
         return next_point(space, baseline, history, limits.with_setup(setup_seconds(history)))
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)

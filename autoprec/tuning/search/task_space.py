@@ -178,17 +178,18 @@ def _after_default(
 
 
 def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
-    """Say whether compilation is worth trials: where it is cheap always, else on request.
+    """Say whether compiled recipes get trials.
 
-    A model that compiles itself does so in the baseline and in every recipe. XLA, under Keras, can
-    double a small step's speed or lose all that bfloat16 gains, and costs seconds to try;
-    torch.compile can take minutes.
+    A model that compiles itself does so in the baseline and in every recipe.
     """
     return _tries_compilation(job, task) and not task.compiled and not task.not_compilable
 
 
 def _tries_compilation(job: TuningJob, task: TaskFacts) -> bool:
-    return job.options.compile or registry.capabilities(task.framework).cheap_compilation
+    """Return what was asked for; else whether it tends to pay on this device."""
+    asked = job.options.compile
+    by_itself = registry.capabilities(task.framework).compiles_on
+    return job.target.facts.kind in by_itself if asked is None else asked
 
 
 def refusals_for_task(

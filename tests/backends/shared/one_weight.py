@@ -18,6 +18,7 @@ from autoprec.backends.shared.trace_framework import (
     Evaluated,
     Float16Magnitudes,
     Observed,
+    StepAnswer,
 )
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.core.dtypes import Policy
@@ -81,10 +82,15 @@ class Weight:
         yield
         self.quiet = False
 
-    def train_step(self, batches: Iterator[tuple[int, int]]) -> tuple[float, bool]:
+    def train_step(
+        self, batches: Iterator[tuple[int, int]], answer: StepAnswer | None = None
+    ) -> tuple[float, bool]:
         losses = []
         for batch, seed in batches:
             losses.append(self.loss(batch, seed))
+            if answer is not None and not answer.known and self.framework.answers:
+                answer.known, answer.loss, answer.gradient = True, losses[-1], [self.value]
+                answer.buffers = self.buffers()
             self.framework.log.append(("trained", batch, seed))
         self.value /= 2
         return sum(losses) / len(losses), self.framework.skips
@@ -134,6 +140,7 @@ class Weights:
     """A framework whose every build begins with another weight, unless it starts alike."""
 
     skips: bool = False
+    answers: bool = True
     draws: bool = False
     off_by: dict[str, float] = field(default_factory=dict)
     left: dict[str, float] = field(default_factory=dict)

@@ -61,6 +61,25 @@ def built(
     return space, said, refusals_for_task(job, known, facts, space.policies)
 
 
+@pytest.mark.parametrize(
+    ("framework", "facts", "asked", "compiled"),
+    [
+        ("torch", H100, None, True),
+        ("torch", MI300, None, True),
+        ("torch", CPU, None, False),
+        ("keras", CPU, None, True),
+        ("torch", H100, False, False),
+        ("keras", CPU, False, False),
+        ("torch", CPU, True, True),
+    ],
+)
+def test_compiled_recipes_are_tried_where_that_tends_to_pay_or_as_asked(
+    framework: str, facts: DeviceFacts, asked: bool | None, compiled: bool
+) -> None:
+    space, _, _ = built(Options(compile=asked), facts, framework=framework)
+    assert space.compile == ((False, True) if compiled else (False,))
+
+
 def float8(facts: DeviceFacts, options: Options = GPU, **task: Any) -> tuple[bool, str]:
     """Whether float8 is tried, and the refusal if there is one."""
     found, _, refused = built(options, facts, **task)
@@ -80,7 +99,7 @@ def test_float8_is_tried_where_device_widths_and_compiler_allow_it() -> None:
     ("facts", "options", "width", "reason"),
     [
         (H100, GPU, 768, "2048 or more wide on both sides, in multiples of 16 (the widest is 768"),
-        (H100, Options(), 4096, "it is tried in compiled recipes alone (--compile)"),
+        (H100, Options(compile=False), 4096, "it is tried in compiled recipes alone (--compile)"),
         (A100, GPU, 4096, "float8 is absent on this device: its Tensor Cores begin at compute cap"),
         (MI300, GPU, 4096, "float8 is built for CUDA alone: its products are of e4m3fnuz"),
         (H100, replace(GPU, policies=(Policy.FLOAT32,)), 4096, "refines mixed_bfloat16, which is"),
