@@ -202,9 +202,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             per_cent,
         ),
         Limit(
-            "a smaller batch is preferred within",
-            "{:g} %",
-            ("core.speed.selection:OTHER_BATCH_SAME_SPEED_SHARE",),
+            "a smaller batch is preferred within (`--batch max`: within)",
+            "{:g} % ({:g} %)",
+            ("core.speed.space:KNEE_SHARE", "core.speed.space:MOST_SHARE"),
             per_cent,
         ),
         Limit(
