@@ -24,7 +24,7 @@ from torch import nn
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import sharded_modules
-from autoprec.backends.torch.distributed.wrapped_models import find_ddps
+from autoprec.backends.torch.distributed.wrapped_models import find_ddps, is_sharded_by_fsdp1
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
 from autoprec.backends.torch.watch.check import Check
@@ -180,11 +180,10 @@ class Watch:
             failed = any(self._of_all_ranks(bool(step.problem)))
             self._failed = self._failed + 1 if failed else 0
             if self._failed >= FAILED_IN_A_ROW:
-                own: tuple[str, ...] = ()
-                if step.problem:
-                    own = check.mending(lambda more: self._set_islands(root, (*have, *more)))
-                found = self._of_all_ranks(own)
-                modules = tuple(dict.fromkeys(path for paths in found for path in paths))
+                modules = check.mending(
+                    lambda more: self._set_islands(root, (*have, *more)),
+                    lambda mends: all(self._of_all_ranks(mends)),
+                )
         soon = failed or check.overflowed
         self._due = self.updates + 1 + min(CONFIRM_AFTER, self._every) if soon else self._next()
         if self._failed >= FAILED_IN_A_ROW:
@@ -271,8 +270,13 @@ def _groups(model: nn.Module) -> list[Any]:
 
 
 def is_watchable(model: nn.Module) -> bool:
-    """Return whether a model can be watched: statistics over all ranks need all of them."""
-    return not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    """Return whether a model can be watched.
+
+    Not with statistics over all ranks, which would wait for one whose memory is full, nor in
+    FullyShardedDataParallel, whose modules cannot be called out of turn.
+    """
+    synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    return not (synced or is_sharded_by_fsdp1(model))
 
 
 def _warn(text: str) -> None:
