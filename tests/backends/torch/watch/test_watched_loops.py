@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from autoprec import Recipe, apply_profile
 from autoprec.backends.torch.watch.repeated_call import RepeatedCall
@@ -188,3 +189,17 @@ def test_settings_are_refused_before_anything_is_applied() -> None:
     assert "forward" not in vars(model[0])
     with pytest.raises(UsageError, match="watch_every=0 given"):
         apply_profile(replace(BFLOAT16), model=model, watch_every=0)
+
+
+def test_a_check_costs_two_passes_more() -> None:
+    precision = applied()[2]
+    data = batches()
+    counts = []
+    for _ in range(2):
+        inputs, targets = next(data)
+        with FlopCounterMode(display=False) as flops:
+            precision.backward(nn.functional.mse_loss(precision.forward(inputs), targets))
+            precision.step()
+        counts.append(flops.get_total_flops())
+    assert len(precision.watched) == 1
+    assert counts[0] == 3 * counts[1] > 0
