@@ -12,9 +12,10 @@ from torch import nn
 
 from autoprec.backends.torch.watch.caught_call import CaughtCall
 from autoprec.backends.torch.watch.differences import difference, is_repeated
-from autoprec.backends.torch.watch.live_islands import needed_islands
+from autoprec.backends.torch.watch.live_islands import units_of
 from autoprec.backends.torch.watch.repeated_call import RepeatedCall, Run
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.numerics.islands import needed_islands
 from autoprec.core.numerics.tolerance import Tolerance, finite_or_none
 from autoprec.core.numerics.watching import (
     MOST_NOISE,
@@ -100,7 +101,7 @@ class Check:
             return on_all_ranks(mends)
 
         try:
-            return needed_islands(self._root, passes)
+            return needed_islands(list(units_of(self._root)), passes)
         finally:
             with_islands(())
 
