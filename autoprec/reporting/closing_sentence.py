@@ -44,7 +44,10 @@ def closing_sentence(profile: Profile) -> str:
     if evidence.chosen.bound:
         text += f"; {_limit(evidence.chosen)}"
     if evidence.chosen.break_even_steps is not None:
-        text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
+        text += (
+            f"; compilation takes {evidence.chosen.warmup_seconds:.0f} s and pays off after "
+            f"{evidence.chosen.break_even_steps:,} steps"
+        )
     if evidence.parity.caveat:
         text += with_flags(f". Warning: {evidence.parity.caveat}; {HOW_TO_SEE_LEARNING}")
     return text

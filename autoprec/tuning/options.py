@@ -134,8 +134,9 @@ class Options:
     search_limit: float | None = _search(None, "SECONDS", above=0, new="result").says(
         "time for the search alone (default: no limit)"
     )
-    compile: bool = _search(False, new="study").says(
-        "also try torch.compile (Keras: XLA is always tried)"
+    compile: bool | None = _search(None, new="study").says(
+        "also try compiled recipes, or never (default: torch.compile on CUDA, ROCm and XPU, XLA "
+        "under Keras everywhere)"
     )
     align: int | None = _search(None, "N", above=0, new="study").says(
         "try padding matrix dimensions to this multiple (default: what suits the device)"

@@ -16,10 +16,10 @@ from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
     SelectRemaining,
     keep_all,
 )
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import silent
 from autoprec.tuning.search.trials import Trials

@@ -91,6 +91,7 @@ def next_point(
     start = start_point(space, baseline, history)
     if point_key(start) not in tried:
         return Next(start, "the baseline with its freed memory kept")
+    compiler_fails = _compiler_fails(history)
     open_points = [
         point
         for point in space.points()
@@ -98,6 +99,7 @@ def next_point(
         and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
         and communication_may_pay(point, baseline, history)
         and (not point.get(FLOAT8) or _is_refined(point, history))
+        and not (compiler_fails and point["compile"])
         and is_within_reach(point, history)
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
@@ -171,6 +173,13 @@ def _best_policy_compiled(open_points: Sequence[Point], good: Sequence[Outcome])
         if known is None and is_open:
             return Next(compiled, "the fastest of its policy, compiled", outcome.rate)
     return None
+
+
+def _compiler_fails(history: Sequence[Outcome]) -> bool:
+    """Return whether no compiled recipe ran, and those of as many policies as are tried failed."""
+    compiled = [outcome for outcome in history if outcome.point["compile"]]
+    policies = {o.point["policy"] for o in compiled if o.status not in BATCH_TOO_LARGE}
+    return all(o.rate <= 0 for o in compiled) and len(policies) >= _COMPILED_POLICIES
 
 
 def _one_factor_differs(point: Point, fastest: Point) -> bool:

@@ -26,6 +26,7 @@ from autoprec.core.speed import best_arm
 from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import point_key
+from autoprec.core.speed.stopping import GAIN_PER_SECOND
 from autoprec.core.speed.trial_results import Outcome, possibly_disturbed
 
 SEARCH_RATIO_ERROR = 0.1
@@ -173,7 +174,7 @@ def _is_worth_racing(outcome: Outcome, fastest: Outcome, ratio_error: float) -> 
     """Return whether this may beat the fastest by enough to be worth the rounds."""
     cost = _race_cost([outcome], together=True)
     gain = _expected_gain(outcome, fastest, ratio_error)
-    return gain > best_arm.GAIN_PER_SECOND * cost.min_seconds
+    return gain > GAIN_PER_SECOND * cost.min_seconds
 
 
 def _expected_gain(outcome: Outcome, fastest: Outcome, ratio_error: float) -> float:

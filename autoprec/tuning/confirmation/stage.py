@@ -32,7 +32,6 @@ from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE
 from autoprec.errors import TaskError
 from autoprec.tuning.confirmation.ablations import COMPARISON_SECONDS, Ablations
 from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
     SelectRemaining,
     TimedRounds,
     keep_all,
@@ -44,6 +43,7 @@ from autoprec.tuning.confirmation.search_comparison import (
     searched_ratio,
     why_baseline,
 )
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.trials import Measured, typical_measurement

@@ -21,15 +21,11 @@ from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.stored_verdicts import Prover
 from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
-from autoprec.tuning.time_limit import PROOF_SHARE
+from autoprec.tuning.time_limit import PROOF_SHARE, SHORTEST_PROOF_STEPS
 
 #: A recipe below this share of the fastest proven recipe's speed is not proven: the search's own
 #: errors are a few per cent.
 _MIN_SPEED_SHARE = 0.85
-
-#: What the shortest proof takes, in float32 steps at the recipe's batch, with a margin: where
-#: single steps and noise took about 30, 8 steps of training from two seeds no longer fitted.
-_SHORTEST_PROOF_STEPS = 80
 
 
 def run_proofs(
@@ -167,7 +163,7 @@ def _provable_in_time(
     the result with what was left out.
     """
     float32 = _best_rate(search, Policy.FLOAT32)
-    samples = job.deadline.left(PROOF_SHARE) * float32 / _SHORTEST_PROOF_STEPS
+    samples = job.deadline.left(PROOF_SHARE) * float32 / SHORTEST_PROOF_STEPS
     space = search.trials.space
     timely = [
         outcome

@@ -19,7 +19,7 @@ from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.core.speed.trial_results import Outcome, Status, ran
+from autoprec.core.speed.trial_results import Outcome, Status, ran, setup_seconds
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.needed_islands import (
@@ -38,6 +38,9 @@ _MAX_REPEATS = 20
 
 #: Share of a worker's memory limit that a trial may be expected to need.
 _MEMORY_SHARE = 0.95
+
+#: The most steps of a trial: half a second of steps that take half a millisecond.
+_MOST_STEPS = 1000
 
 #: Trials of Optuna's samplers where `trials` is not set.
 _DEFAULT_SAMPLER_TRIALS = 40
@@ -72,10 +75,10 @@ class Search:
         self._space = with_needed_islands(study, space)
         self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
-        self._clock, self._began = clock, clock()
-        self._drift_monitor = DriftMonitor(job, space)
+        self._clock, self._began, self._spent = clock, clock(), 0.0
+        self._drift_monitor = DriftMonitor(job, space, self._keep)
         self._ended = False
-        self.time_limit_reached = False
+        self.not_covered: tuple[str, ...] = ()
 
     @property
     def space(self) -> Space:
@@ -97,7 +100,7 @@ class Search:
         first = outcome_at(history, start_point(space, settled, history))
         self._job.listener(Stage("search", "the baseline again, to compare earlier trials by"))
         runner.load()
-        monitor = DriftMonitor(self._job, space)
+        monitor = DriftMonitor(self._job, space, self._keep)
         drift = monitor.measure_since_resume(runner, first or plain)
         alone = first is None and self._job.options.sampler == "cost"
         again = rate_changed(1.0, drift) or (alone and drift != 1.0)
@@ -115,8 +118,15 @@ class Search:
 
         For recipes that were re-ranked in `reranking` the rates measured there count. Run again
         after a re-ranking, the search tries only recipes that are expected to be faster;
-        exploration is over.
+        exploration is over. Its own seconds alone count for the search's limit.
         """
+        self._began = self._clock()
+        try:
+            return self._run(runner, reranking)
+        finally:
+            self._spent += self._clock() - self._began
+
+    def _run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
         job, study, space = self._job, self._study, self._space
         if self._ended and job.options.sampler != "cost":
             return study.history()  # the other samplers do not learn from corrected rates
@@ -131,9 +141,10 @@ class Search:
             if settled is None:
                 return measured
             over = self._time_limit_reached() if history else None
-            self.time_limit_reached = self.time_limit_reached or bool(over and not self._ended)
             decision = over or _decide(job, space, settled, history, repeats, not self._ended)
             if isinstance(decision, Stop):
+                if not self._ended:
+                    self.not_covered = self._left_out(history, out_of_time=over is not None)
                 self._ended = True
                 if resumed or not reranking.trials:
                     job.listener(Note(f"the search ends: {decision.reason}"))
@@ -154,13 +165,28 @@ class Search:
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
 
+    def _left_out(self, history: Sequence[Outcome], *, out_of_time: bool) -> tuple[str, ...]:
+        """Return what the search did not try for lack of time."""
+        if out_of_time:
+            return ("recipes the search had no time to try",)
+        most = self._job.deadline.longest_step * max(outcome.rate for outcome in history)
+        tried = {int(outcome.point[BATCH]) for outcome in history}
+        if any(size > most for size in self._space.batch_sizes if size not in tried):
+            return ("batches whose steps are too long to be proven in the time",)
+        return ()
+
+    def _keep(self, replicate: Outcome) -> None:
+        """Keep another timing of a point that has a trial."""
+        trial, _ = self._study.ask(replicate.point)
+        self._study.tell(trial, replicate)
+
     def _time_limit_reached(self) -> Stop | None:
         """Say which limit has ended the search; None while there is time."""
         options = self._job.options
         if self._job.deadline.passed(SEARCH_SHARE):
             return Stop(f"its share of the time limit of {options.time_limit:g} s is used up")
         limit = options.search_limit
-        if limit is not None and self._clock() - self._began >= limit:
+        if limit is not None and self._spent + self._clock() - self._began >= limit:
             return Stop(f"the search's limit of {limit:g} s is reached")
         return None
 
@@ -263,8 +289,9 @@ def _decide(
             memory_bytes=_memory_limit(job),
             trials=options.trials,
             explore_neighbours=explore_neighbours,
+            longest_step=job.deadline.longest_step,
         )
-        return next_point(space, baseline, history, limits)
+        return next_point(space, baseline, history, limits.with_setup(setup_seconds(history)))
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
     if options.sampler == "grid":
@@ -305,7 +332,7 @@ def _timing_budget(
     return TimingBudget(
         seconds=0.5,
         min_steps=2,
-        max_steps=100,
+        max_steps=_MOST_STEPS,
         too_slow_seconds=step(best / 1.25),
         expected_seconds=step(foreseen),
     )

@@ -16,11 +16,11 @@ from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Point, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
     TimedRounds,
     fit_in_memory_together,
     time_interleaved,
 )
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.trials import Measured, Trials

@@ -52,7 +52,7 @@ def run_search(
         measured=measured,
         refusals=refusals,
         notes=_notes(space, requested, baseline),
-        not_covered=("recipes the search had no time to try",) if search.time_limit_reached else (),
+        not_covered=search.not_covered,
     )
 
 

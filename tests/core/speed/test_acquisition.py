@@ -187,6 +187,32 @@ def test_the_batch_grows_first_then_policies_run_at_it_then_both_are_compiled(
     assert (best["policy"], best["compile"]) == ("mixed_bfloat16", True)
 
 
+def test_a_batch_that_could_not_be_proven_in_time_is_not_tried():
+    """The host's ladder ends at 4096, with steps of 0.16 s; batch 1024 takes 0.04."""
+    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 4096))
+    history, _ = search(Host(), replace(LIMITS, longest_step=0.05), space)
+    steps = [outcome.measurement.step_seconds for outcome in history]
+    assert 0.03 < max(steps) < 0.05
+    assert {o.point["policy"] for o in history} == {"float32", "mixed_bfloat16"}
+
+
+class WithoutCompiler(Busy):
+    """A machine on which nothing compiles."""
+
+    def run(self, point):
+        if point["compile"]:
+            return Outcome(point, Status.UNSUPPORTED, reason="no Triton")
+        return super().run(point)
+
+
+def test_a_compiler_that_fails_under_two_policies_is_left_alone():
+    space = replace(TWO, compile=(False, True), memory_formats=SPACE.memory_formats)
+    history, _ = search(WithoutCompiler(), space=space)
+    failed = [o.point["policy"] for o in history if o.point["compile"]]
+    assert sorted(failed) == ["float32", "mixed_bfloat16"]
+    assert {o.point["memory_format"] for o in history} == set(SPACE.memory_formats)
+
+
 def test_a_policy_that_does_not_fit_at_the_ladders_end_is_tried_below_it():
     space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 1024))
     history = [Host().run(at(size)) for size in (32, 128, 1024)]

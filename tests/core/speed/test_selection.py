@@ -103,10 +103,10 @@ def test_a_gain_that_is_not_worth_it_is_not_taken():
 
 @pytest.mark.parametrize(
     ("rates", "taken"),
-    [((100.0, 120.0, 120.0), False), ((100.1, 120.0, 120.0), True), ((102.0,) * 3, False)],
+    [((105.0,) * 3, False), ((107.0,) * 3, True), ((90.0, 120.0, 120.0), False)],
 )
 def test_what_is_only_as_fast_or_gains_just_what_is_not_worth_it_is_not_taken(rates, taken):
-    """Three rounds' interval is their range."""
+    """Three rounds that agree may do so by chance: they are known to 6 % at best."""
     choice = choose(Finalist(PLAIN, (100.0,) * 3), [Finalist(Recipe(compile=True), rates)])
     assert choice.recipe.compile is taken
     if taken:

@@ -22,9 +22,11 @@ from autoprec.core.speed.space import BATCH, point_key
 from autoprec.core.speed.trial_results import (
     Outcome,
     Status,
+    combined,
     measured_rate,
     possibly_disturbed,
     ran,
+    setup_seconds,
     shortlist,
 )
 from tests.core.speed.machines import (
@@ -238,3 +240,33 @@ def test_failed_trials_are_not_in_doubt():
 def test_a_trial_that_did_not_fail_ran(status: Status, rate: float, expected: bool) -> None:
     measured = Measurement(1.0, 1.0, 1.0, 9, rate)
     assert ran(Outcome(SPACE.points()[0], status, measured)) is expected
+
+
+def timed(seconds: float, warmup: float = 0.0) -> Outcome:
+    steady = Measurement(seconds, 0.9 * seconds, 1.1 * seconds, 8, 32.0, warmup_seconds=warmup)
+    return Outcome(at(32), Status.OK, steady)
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "low", "high"),
+    [
+        ((0.2,), 0.2, 0.18, 0.22),
+        ((0.2, 0.8), 0.4, 0.18, 0.88),
+        ((0.2, 0.8, 0.3), 0.3, 0.27, 0.33),
+    ],
+)
+def test_of_several_timings_of_a_point_the_middle_counts(steps, step, low, high):
+    for order in (steps, steps[::-1]):
+        found = combined([timed(each) for each in order]).measurement
+        assert (found.step_seconds, found.low, found.high) == pytest.approx((step, low, high))
+
+
+def test_a_timing_that_failed_takes_nothing_from_those_that_ran():
+    failed = Outcome(at(32), Status.TIMEOUT)
+    assert combined([failed, timed(0.2)]) == timed(0.2)
+    assert combined([failed, replace(failed, status=Status.KILLED)]) == failed
+
+
+def test_the_setup_of_trials_is_the_median_of_those_that_ran():
+    assert setup_seconds([Outcome(at(32), Status.TIMEOUT)]) is None
+    assert setup_seconds([timed(0.1, 2.0), timed(0.1, 40.0), timed(0.1, 3.0)]) == 3.0

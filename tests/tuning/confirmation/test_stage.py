@@ -127,7 +127,7 @@ def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
     result = confirmed(search, [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)])
     assert result.choice.recipe == FAST[64]
     assert result.speedup is not None
-    assert result.speedup.rounds == 10  # five were not enough to tell
+    assert result.speedup.rounds == 5  # it is surely faster, if not known by how much
 
 
 def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
@@ -137,14 +137,14 @@ def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
 
     class Fading(FakeTiming):
         def finals(self, rounds: int) -> tuple[Finalist, ...]:
-            luck = (1.2, 1.2, 0.9, 1.2, 1.2, *(0.8,) * rounds)[:rounds]
+            luck = (1.2, 1.2, 0.7, 1.2, 1.2, *(0.8,) * rounds)[:rounds]
             return tuple(Finalist(r, (1.0,) * rounds if r == PLAIN else luck) for r in self.recipes)
 
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Fading)
     search = searched((PLAIN, 1.0), (FAST[64], 1.2))
     result = confirmed(search, [proven(FAST[64])])
     assert result.choice.recipe == PLAIN
-    assert result.choice.ratio.rounds == 7
+    assert result.choice.ratio.rounds == 9
 
 
 def test_finalists_that_are_all_slower_are_not_measured_again(

@@ -21,10 +21,10 @@ from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.confirmation import interleaved_timing
 from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
     SelectRemaining,
     keep_all,
 )
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.events import silent
 from autoprec.tuning.search.reranking_rounds import RerankingResult, recall_reranking, rerank
 from autoprec.tuning.search.trials import Trials
