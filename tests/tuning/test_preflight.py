@@ -129,17 +129,20 @@ def test_channels_last_is_tried_where_there_are_convolutions(convolutions: bool)
 
 
 @pytest.mark.parametrize(
-    ("framework", "asked", "levels"),
+    ("framework", "facts", "asked", "levels"),
     [
-        ("torch", False, (False,)),
-        ("torch", True, (False, True)),
-        ("keras", False, (False, True)),
+        ("torch", FACTS, None, (False, True)),
+        ("torch", CPU, None, (False,)),
+        ("keras", CPU, None, (False, True)),
+        ("torch", FACTS, False, (False,)),
+        ("keras", CPU, False, (False,)),
+        ("torch", CPU, True, (False, True)),
     ],
 )
-def test_torch_compiles_only_when_asked_and_keras_always(
-    framework: str, asked: bool, levels: tuple[bool, ...]
+def test_compiled_recipes_are_tried_where_that_tends_to_pay_or_as_asked(
+    framework: str, facts: DeviceFacts, asked: bool | None, levels: tuple[bool, ...]
 ) -> None:
-    assert built(Options(compile=asked), framework=framework)[0].compile == levels
+    assert built(Options(compile=asked), facts, framework=framework)[0].compile == levels
 
 
 def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:

@@ -229,13 +229,11 @@ def time_interleaved(
     trials: KnownMemory,
     runner: Runner,
     running: SelectRemaining = keep_all,
-    make_runner: Callable[[], Runner] | None = None,
 ) -> TimedRounds:
     """Time recipes in alternation; raise `FinalistFailed` where one of them fails.
 
     Recipes that may share a worker use `runner`, and release their memory there at the end. The
-    others get runners from `make_runner` (default: the job's). `trials` tell how much memory each
-    recipe needs.
+    others get runners of their own. `trials` tell how much memory each recipe needs.
     """
 
     def shares(recipe: Recipe) -> bool:
@@ -246,7 +244,7 @@ def time_interleaved(
     timing = InterleavedTiming(
         recipes,
         runner,
-        make_runner or job.runner,
+        job.runner,
         shares=shares,
         seed=job.options.seed,
         together=fit_in_memory_together(job, recipes, trials),

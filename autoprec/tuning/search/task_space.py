@@ -92,7 +92,7 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
         batch_sizes=sizes,
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
-        compile=(False, True) if _may_compile(job, task) else (False,),
+        compile=(False, True) if _may_compile(job, task, facts) else (False,),
         knobs={**extras, **_requested_knobs(job, task, facts, policies, sizes)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=_alignments(job, task, padding_multiples(job, facts, policies)),
@@ -192,19 +192,19 @@ def _after_default(
     return (default, *others) if default or name not in defaults else values
 
 
-def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
+def _may_compile(job: TuningJob, task: TaskFacts, facts: DeviceFacts) -> bool:
     """Say whether compiled recipes get trials.
 
     A model that compiles itself does so in the baseline and in every recipe.
     """
-    return _tries_compilation(job, task) and not task.compiled and not task.not_compilable
+    return _tries_compilation(job, task, facts) and not task.compiled and not task.not_compilable
 
 
-def _tries_compilation(job: TuningJob, task: TaskFacts) -> bool:
+def _tries_compilation(job: TuningJob, task: TaskFacts, facts: DeviceFacts) -> bool:
     """Return what was asked for; else whether it tends to pay on this device."""
     asked = job.options.compile
     by_itself = registry.capabilities(task.framework).compiles_on
-    return job.target.facts.kind in by_itself if asked is None else asked
+    return facts.kind in by_itself if asked is None else asked
 
 
 def refusals_for_task(
@@ -212,7 +212,7 @@ def refusals_for_task(
 ) -> tuple[Refusal, ...]:
     """Return what is ruled out by the task, and for it on this device, besides policies."""
     found = []
-    if _tries_compilation(job, task) and task.not_compilable:
+    if _tries_compilation(job, task, facts) and task.not_compilable:
         found.append(Refusal("compiled", task.not_compilable))
     if FLOAT8 in registry.capabilities(task.framework).knobs and is_told_of(facts):
         against = _against_float8(job, task, facts, policies)
@@ -229,7 +229,7 @@ def _against_float8(
         facts,
         task,
         policies,
-        compiled=_may_compile(job, task),
+        compiled=_may_compile(job, task, facts),
         sharded=options.nproc > 1 and options.engine == "fsdp2",
     )
     return "; ".join(objections)
