@@ -16,20 +16,10 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.reference_recipe import count_global_roundings
 from autoprec.core.recipe import Recipe, communication_settings
 from autoprec.core.recipe_words import name_recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import Ratio, is_faster, paired_ratio
 
 T = TypeVar("T")
-
-SAME_SPEED_SHARE = 0.01
-"""Recipes of one batch whose rates differ by less than this share are equally fast."""
-
-OTHER_BATCH_SAME_SPEED_SHARE = 0.0025
-"""A smaller batch within this share of the fastest is equally fast.
-
-The ratio of two batches is known to a per cent or two, and what is given up here comes on top: of
-races resampled from recorded rounds, 4.7 % ended more than 3 % slower with a share of 1 %, and
-0.2 % with none.
-"""
 
 
 @dataclass(frozen=True)
@@ -68,9 +58,9 @@ def simplest_of_fastest(
 ) -> T:
     """Return the item of fewest settings among the fastest ones at the smallest such batch."""
     best = max(map(rate, items))
-    near = [item for item in items if rate(item) >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
+    near = [item for item in items if rate(item) >= best * (1 - SPEED.other_batch_same_speed_share)]
     smallest = min(recipe(item).batch_size for item in near)
-    lowest = best * (1 - SAME_SPEED_SHARE)
+    lowest = best * (1 - SPEED.same_speed_share)
     equals = [i for i in items if recipe(i).batch_size == smallest and rate(i) >= lowest]
     return min(equals, key=lambda item: (count_settings(recipe(item)), -rate(item)))
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.best_arm import TURN_SECONDS
-from autoprec.core.speed.race import MAX_ROUNDS, find_contenders, ranking, who_runs_on
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -152,8 +152,8 @@ def time_race(
         took, last = clock() - last, clock()
         if is_late():
             return ()
-        took = max(took, TURN_SECONDS * len(finalists))
+        took = max(took, SPEED.turn_seconds * len(finalists))
         on = who_runs_on([each.rates for each in finalists[1:]], took)
         return (0, *(1 + index for index in on)) if on else ()
 
-    return time_interleaved(job, recipes, MAX_ROUNDS, trials, runner, running)
+    return time_interleaved(job, recipes, SPEED.most_rounds, trials, runner, running)

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Alignment, Distributed, Recipe
-from autoprec.core.speed.noise import MIN_GAIN, Ratio, paired_ratio
-from autoprec.core.speed.selection import (
-    OTHER_BATCH_SAME_SPEED_SHARE,
-    SAME_SPEED_SHARE,
-    Finalist,
-    choose,
-    count_settings,
-    simplest_of_fastest,
-)
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.speed.selection import Finalist, choose, count_settings, simplest_of_fastest
 
 PLAIN = Recipe(batch_size=32)
 ROUNDS = 7
@@ -46,7 +40,7 @@ def test_what_may_be_no_faster_than_the_baseline_is_never_taken(own, others):
     choice = choose(baseline, others)
     if choice.recipe is not PLAIN:
         assert choice.ratio.low > 1.0
-        assert choice.ratio.ratio > 1.0 + MIN_GAIN
+        assert choice.ratio.ratio > 1.0 + SPEED.min_gain
         assert any(
             choice.recipe is other.recipe and choice.ratio == paired_ratio(other.rates, own)
             for other in others
@@ -63,10 +57,14 @@ def test_nothing_allowed_is_faster_beyond_the_tolerance_or_as_fast_and_smaller(
     choice = choose(baseline, others, baseline_allowed=allowed)
     assume(choice.recipe is not PLAIN)
     ratios = [(other.recipe.batch_size, paired_ratio(other.rates, own)) for other in others]
-    worth = [(b, r) for b, r in ratios if not allowed or (r.low > 1.0 and r.ratio > 1.0 + MIN_GAIN)]
+    worth = [
+        (b, r) for b, r in ratios if not allowed or (r.low > 1.0 and r.ratio > 1.0 + SPEED.min_gain)
+    ]
     best = max(r.ratio for _, r in worth)
-    assert choice.ratio.ratio >= best * (1 - SAME_SPEED_SHARE)
-    as_fast = [batch for batch, r in worth if r.ratio >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
+    assert choice.ratio.ratio >= best * (1 - SPEED.same_speed_share)
+    as_fast = [
+        batch for batch, r in worth if r.ratio >= best * (1 - SPEED.other_batch_same_speed_share)
+    ]
     assert choice.recipe.batch_size == min(as_fast)
 
 
@@ -186,9 +184,9 @@ def test_what_is_just_near_enough_is_as_fast():
     def winner(*items):
         return simplest_of_fastest(items, operator.itemgetter(0), lambda item: recipe(*item[1:]))
 
-    fast, edge = (100.0, 64, 1), (100.0 * (1 - OTHER_BATCH_SAME_SPEED_SHARE), 32, 3)
+    fast, edge = (100.0, 64, 1), (100.0 * (1 - SPEED.other_batch_same_speed_share), 32, 3)
     assert winner(fast, edge) == edge
-    mate = (100.0 * (1 - SAME_SPEED_SHARE), 32, 2)
+    mate = (100.0 * (1 - SPEED.same_speed_share), 32, 2)
     assert winner(fast, edge, mate) == mate
     assert winner(fast, (edge[0] - 0.01, 32, 3)) == fast
     assert winner(fast, edge, (mate[0] - 0.01, 32, 2)) == edge

@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.speed.selection import (
-    OTHER_BATCH_SAME_SPEED_SHARE,
-    SAME_SPEED_SHARE,
-    Finalist,
-    choose,
-)
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.selection import Finalist, choose
 from autoprec.core.speed.space import BATCH, point_key
 from autoprec.core.speed.trial_results import (
     Outcome,
@@ -65,8 +61,8 @@ def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_on
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
         best = max(outcome.rate for outcome in history)
-        close = [o for o in history if o.rate >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
-        assert chosen[0].rate >= best * (1 - SAME_SPEED_SHARE)
+        close = [o for o in history if o.rate >= best * (1 - SPEED.other_batch_same_speed_share)]
+        assert chosen[0].rate >= best * (1 - SPEED.same_speed_share)
         assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
         rest = [outcome.rate for outcome in chosen[1:]]
         assert rest == sorted(rest, reverse=True)
