@@ -86,7 +86,7 @@ def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
     """Search, race, prove and confirm."""
-    search = run_race(job, run_search(job, study, preflight, runner), runner)
+    search = run_race(job, study, run_search(job, study, preflight, runner), runner)
     prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)
