@@ -101,7 +101,7 @@ def attempt(
 ) -> ConfirmationResult | FinalistLost:
     """Confirm once; the result may be that a finalist failed."""
     proof = ProofResult(tuple(proven))
-    return confirm(JOB, search, proof, cast(Any, RUNNER), cast(Any, None), lost)
+    return confirm(JOB, search, proof, cast(Any, RUNNER), lost)
 
 
 def confirmed(search: SearchResult, proven: Sequence[ProvenRecipe]) -> ConfirmationResult:

@@ -34,6 +34,9 @@ _ASSUMED_ROUNDS = 2
 #: With fewer rounds no signed ranks give 95 %.
 _RANKED_ROUNDS = 6
 
+#: An interval that is no wider, as a logarithm, needs no further round.
+_SHARP_WIDTH = 0.04
+
 #: How much longer than expected a disturbed step takes. Other processes on a shared machine take a
 #: fifth or more; beyond the upper bound it is the recipe that is slow.
 _DISTURBED_RATIO_RANGE = (1.2, 1.65)
@@ -87,6 +90,12 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
         return Ratio(middle, middle / factor, middle * factor, len(ratios))
     rank = signed_rank(len(ratios), CONFIDENCE)
     return Ratio(median(means), means[rank], means[-1 - rank], len(ratios))
+
+
+def is_sharp(ratio: Ratio) -> bool:
+    """Return whether a ratio is known well enough for what it is: to 4 % or a quarter of it."""
+    width = math.log(ratio.high / ratio.low)
+    return width <= max(_SHARP_WIDTH, abs(math.log(ratio.ratio)) / 4)
 
 
 def is_faster(ratio: Ratio) -> bool:

@@ -21,7 +21,7 @@ from autoprec.backends import registry
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.best_arm import TURN_SECONDS
-from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.statistics import median
 from autoprec.tuning.confirmation.sessions import Sessions
 from autoprec.tuning.events import Listener, Round
@@ -131,7 +131,7 @@ class InterleavedTiming:
 
     def _finalists(self) -> tuple[Finalist, ...]:
         return tuple(
-            Finalist(recipe, tuple(m.samples_per_second for m in measured))
+            finalist_of(recipe, measured)
             for recipe, measured in zip(self.recipes, self.measured, strict=True)
         )
 
@@ -229,13 +229,11 @@ def time_interleaved(
     trials: KnownMemory,
     runner: Runner,
     running: SelectRemaining = keep_all,
-    make_runner: Callable[[], Runner] | None = None,
 ) -> TimedRounds:
     """Time recipes in alternation; raise `FinalistFailed` where one of them fails.
 
     Recipes that may share a worker use `runner`, and release their memory there at the end. The
-    others get runners from `make_runner` (default: the job's). `trials` tell how much memory each
-    recipe needs.
+    others get runners of their own. `trials` tell how much memory each recipe needs.
     """
 
     def shares(recipe: Recipe) -> bool:
@@ -246,7 +244,7 @@ def time_interleaved(
     timing = InterleavedTiming(
         recipes,
         runner,
-        make_runner or job.runner,
+        job.runner,
         shares=shares,
         seed=job.options.seed,
         together=fit_in_memory_together(job, recipes, trials),

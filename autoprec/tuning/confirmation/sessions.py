@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.errors import TaskError
 from autoprec.workers.failures import WorkerFailure
-from autoprec.workers.runner import RETRIED_FAILURES, Runner
+from autoprec.workers.runner import RETRIED_FAILURES, Runner, raise_user_error
 
 T = TypeVar("T")
 
@@ -29,6 +30,14 @@ class FinalistFailed(Exception):
     def __init__(self, recipe: Recipe, failure: WorkerFailure) -> None:
         super().__init__(str(failure))
         self.recipe, self.failure = recipe, failure
+
+
+def raise_baseline_failed(failed: FinalistFailed) -> NoReturn:
+    """End the tuning where plain float32 ran in the search and fails in alternation."""
+    raise_user_error(failed.failure)
+    raise TaskError(
+        f"the float32 baseline ran before but failed in the confirmation: {failed}"
+    ) from failed
 
 
 #: How long a session is warmed up, in a shared worker and in one of its own. The first steps of a

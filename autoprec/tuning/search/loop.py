@@ -15,7 +15,6 @@ from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.consistency import rate_changed
 from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out, with_room_to_grow
 from autoprec.core.speed.keep_memory import describe_gain, start_point
-from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.timing_budget import TimingBudget
@@ -28,7 +27,6 @@ from autoprec.tuning.needed_islands import (
     with_needed_islands,
 )
 from autoprec.tuning.search.drift_correction import DriftMonitor
-from autoprec.tuning.search.reranking_rounds import forget_reranking
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
@@ -54,7 +52,7 @@ def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
 
 
 class Search:
-    """The search of one tuning; each `run` continues from the state of its study.
+    """The search of one tuning, which continues from the state of its study.
 
     Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
     it does becomes the baseline (`fitting_baseline` of the history tells which). Where a policy
@@ -75,9 +73,8 @@ class Search:
         self._space = with_needed_islands(study, space)
         self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
-        self._clock, self._began, self._spent = clock, clock(), 0.0
+        self._clock, self._began = clock, clock()
         self._drift_monitor = DriftMonitor(job, space, self._keep)
-        self._ended = False
         self.not_covered: tuple[str, ...] = ()
 
     @property
@@ -106,61 +103,36 @@ class Search:
         again = rate_changed(1.0, drift) or (alone and drift != 1.0)
         if again:
             study.forget_trials()
-            forget_reranking(study)
         elif first is not None:
             self._drift_monitor = monitor
         if drift != 1.0:
             note = _pace_change_note(drift, again)
             self._job.listener(Note(note, warning=rate_changed(1.0, drift)))
 
-    def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
-        """Measure recipes until none is worth its time; return every outcome, oldest first.
-
-        For recipes that were re-ranked in `reranking` the rates measured there count. Run again
-        after a re-ranking, the search tries only recipes that are expected to be faster;
-        exploration is over. Its own seconds alone count for the search's limit.
-        """
-        self._began = self._clock()
-        try:
-            return self._run(runner, reranking)
-        finally:
-            self._spent += self._clock() - self._began
-
-    def _run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
+    def run(self, runner: Runner) -> tuple[Outcome, ...]:
+        """Measure recipes until none is worth its time; return every outcome, oldest first."""
         job, study, space = self._job, self._study, self._space
-        if self._ended and job.options.sampler != "cost":
-            return study.history()  # the other samplers do not learn from corrected rates
-        stage = Stage("search", f"{len(space.points())} recipes")
-        if not self._ended:
-            job.listener(stage)
-        repeats, resumed = 0, False
+        self._began = self._clock()
+        job.listener(Stage("search", f"{len(space.points())} recipes"))
+        repeats = 0
         while True:
-            measured = study.history()
-            history = reranking.corrected(measured)
+            history = study.history()
             settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
-                return measured
+                return history
             over = self._time_limit_reached() if history else None
-            decision = over or _decide(job, space, settled, history, repeats, not self._ended)
+            decision = over or _decide(job, space, settled, history, repeats)
             if isinstance(decision, Stop):
-                if not self._ended:
-                    self.not_covered = self._left_out(history, out_of_time=over is not None)
-                self._ended = True
-                if resumed or not reranking.trials:
-                    job.listener(Note(f"the search ends: {decision.reason}"))
-                return measured
+                self.not_covered = self._left_out(history, out_of_time=over is not None)
+                job.listener(Note(f"the search ends: {decision.reason}"))
+                return history
             trial, point = study.ask(decision.point)
-            known = outcome_at(measured, point)
+            known = outcome_at(history, point)
             if known is not None:
                 study.tell(trial, known)
                 repeats += 1
                 continue
             repeats = 0
-            if reranking.trials and not resumed:
-                job.listener(Note("the search continues, with the rates of the comparison"))
-                if self._ended:
-                    job.listener(stage)
-            resumed = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
@@ -186,7 +158,7 @@ class Search:
         if self._job.deadline.passed(SEARCH_SHARE):
             return Stop(f"its share of the time limit of {options.time_limit:g} s is used up")
         limit = options.search_limit
-        if limit is not None and self._spent + self._clock() - self._began >= limit:
+        if limit is not None and self._clock() - self._began >= limit:
             return Stop(f"the search's limit of {limit:g} s is reached")
         return None
 
@@ -281,14 +253,12 @@ def _decide(
     baseline: Point,
     history: tuple[Outcome, ...],
     repeats: int,
-    explore_neighbours: bool,
 ) -> Next | Stop:
     options = job.options
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
         limits = Limits(
             memory_bytes=_memory_limit(job),
             trials=options.trials,
-            explore_neighbours=explore_neighbours,
             longest_step=job.deadline.longest_step,
         )
         return next_point(space, baseline, history, limits.with_setup(setup_seconds(history)))
@@ -321,7 +291,7 @@ def _timing_budget(
 ) -> TimingBudget:
     """Return half a second of steps, less for a recipe that is far slower than the best so far.
 
-    That tells recipes apart that differ by more than a few per cent; the re-ranking does the rest.
+    That tells recipes apart that differ by more than a few per cent; the race does the rest.
     `foreseen` is the expected rate in samples a second (0: unknown).
     """
 
