@@ -18,6 +18,7 @@ def test_every_step_is_counted_once_by_what_it_is_for() -> None:
     traced.backward_exponents(recipe=FLOAT16, batches=7)
     assert counts == {
         "float32 training": 8,
+        "float32 single steps": 2,  # of another batch: how noisy gradients are
         "candidate single steps": 2,
         "noisy float32 single steps": 6,
         "candidate training": 5,
