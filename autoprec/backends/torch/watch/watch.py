@@ -165,7 +165,8 @@ class Watch:
     def _check(self, root: nn.Module, call: CaughtCall) -> None:
         scaler = self._scaler()
         scale = float(scaler.get_scale()) if scaler is not None else 1.0
-        have, modules = islands_of(root), ()
+        have = islands_of(root)
+        modules: tuple[str, ...] = ()
         with nothing_changed(root):
             check = Check(
                 root,
