@@ -239,6 +239,7 @@ class AppliedRecipe:
             own_code_in_float32(island, self._islands, self._hooks)
         if policy.mixed:
             self._outputs.make_softmax_float32(new)
+            self._outputs.make_direct_calls_float32(new)
         self._follow_state(new)
         self._await_builds(new)
 
