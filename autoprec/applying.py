@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec.backends.shared.worker_process import in_worker, note
 from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.numerics.watching import EVERY, Action, check_settings
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecError, AutoprecWarning, UsageError
@@ -45,6 +46,8 @@ def apply_profile(
     device: str | None = None,
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
+    watch: Action | Literal[False] = "warn",
+    watch_every: int = EVERY,
 ) -> KerasPrecision: ...
 
 
@@ -57,6 +60,8 @@ def apply_profile(
     device: str | None = None,
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
+    watch: Action | Literal[False] = "warn",
+    watch_every: int = EVERY,
 ) -> TorchPrecision: ...
 
 
@@ -68,6 +73,8 @@ def apply_profile(
     device: str | None = None,
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
+    watch: Action | Literal[False] = "warn",
+    watch_every: int = EVERY,
 ) -> Precision:
     """Apply a profile to a model and its optimizers; return the framework's Precision object.
 
@@ -82,13 +89,22 @@ def apply_profile(
     and the process is undone by the result's `restore()`, or at the end of a `with` block (kept
     memory, and threads that TensorFlow was given, are not).
 
+    Under a 16-bit policy the training is checked while it goes on: at updates 1, 100, 200, 400,
+    800 and so on, at most `watch_every` apart, one micro-batch is computed once more in float32.
+    Where two checks in a row are not what float32 computes, `watch="warn"` names the modules,
+    "float32" keeps them in float32 from the next update on, and "raise" raises `AutoprecError`;
+    False checks nothing. The checks are in the result's `watched`.
+
     "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
     AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
     as it would without autoprec and is not edited for it. While a task is tuned or verified it
     changes nothing either: a task may import the script that applies its profile.
     """
+    action = check_settings(watch, watch_every)
     if in_worker():
         return _stand_aside(profile, model, optimizer, device)
+    from autoprec.backends.protocol import WatchingSurgeon
+
     named = Recipe() if profile is None or profile == OFF else profile
     backend = _backend_for(named, model)
     address = _address(device, model, backend)
@@ -99,9 +115,12 @@ def apply_profile(
         return surgeon.leave_unchanged(
             made.recipe, model=model, optimizers=optimizers, device=address
         )
-    return surgeon.apply(
+    precision = surgeon.apply(
         made.recipe, model=model, optimizers=optimizers, device=address, facts=made.facts
     )
+    if action and made.recipe.policy.mixed and isinstance(surgeon, WatchingSurgeon):
+        surgeon.watch(precision, model=model, device=address, action=action, every=watch_every)
+    return precision
 
 
 @dataclass(frozen=True)

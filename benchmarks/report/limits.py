@@ -146,10 +146,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             ("core.numerics.proof_steps:DEFAULT_SECONDS",),
         ),
         Limit(
-            "speed of a proven recipe below which another is not proven",
-            "{:g} %",
-            ("tuning.proof.stage:_MIN_SPEED_SHARE",),
-            per_cent,
+            "duration of a float32 step that a proof's trainings aim at",
+            "{:g} s",
+            ("core.numerics.proof_steps:CHECK_STEP_SECONDS",),
         ),
     ),
     "Timing": (
@@ -203,9 +202,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             per_cent,
         ),
         Limit(
-            "a smaller batch is preferred within",
-            "{:g} %",
-            ("core.speed.selection:OTHER_BATCH_SAME_SPEED_SHARE",),
+            "a smaller batch is preferred within (`--batch max`: within)",
+            "{:g} % ({:g} %)",
+            ("core.speed.space:KNEE_SHARE", "core.speed.space:MOST_SHARE"),
             per_cent,
         ),
         Limit(
@@ -230,14 +229,37 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "Comparison": (
         Limit("a turn", "{:g} s", ("core.speed.best_arm:TURN_SECONDS",)),
         Limit(
-            "assumed error of a trial's single timing",
+            "a turn this many times slower or faster than the others is timed again",
+            "{:g}",
+            ("tuning.confirmation.interleaved_timing:_OUT_OF_LINE_FACTOR",),
+        ),
+        Limit(
+            "a second of tuning is worth a gain of",
             "{:g} %",
-            ("core.speed.reranking:SEARCH_RATIO_ERROR",),
+            ("core.speed.stopping:GAIN_PER_SECOND",),
             per_cent,
         ),
-        Limit("the comparison lasts at most", "{:g} s", ("core.speed.reranking:_MAX_SECONDS",)),
         Limit(
-            "finalists are within this share of the fastest",
+            "a round's ratio is assumed to be off by",
+            "{:g} %",
+            ("core.speed.noise:ROUND_DEVIATION",),
+            per_cent,
+        ),
+        Limit(
+            "an interval that is narrow enough, or a quarter of the gain",
+            "{:g} %",
+            ("core.speed.noise:_SHARP_WIDTH",),
+            per_cent,
+        ),
+        Limit(
+            "assumed error of a trial's single timing",
+            "{:g} %",
+            ("core.speed.race:SEARCH_RATIO_ERROR",),
+            per_cent,
+        ),
+        Limit("the comparison's rounds at most", "{:g}", ("core.speed.race:MAX_ROUNDS",)),
+        Limit(
+            "a recipe may be the fastest within this share of it",
             "{:.0f} %",
             ("core.speed.trial_results:MAY_BE_FASTEST_SHARE",),
             lambda share: (100 * (1 - share),),

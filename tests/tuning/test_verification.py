@@ -12,7 +12,8 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning import verification
-from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed, TimedRounds
+from autoprec.tuning.confirmation.interleaved_timing import TimedRounds
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.stage_results import REFERENCE
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.fuzz.example import FULL

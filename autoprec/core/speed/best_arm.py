@@ -16,7 +16,8 @@ import math
 from collections.abc import Sequence
 
 from autoprec.core.speed.cost_model import Prediction
-from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.speed.noise import ROUND_DEVIATION, paired_ratio
+from autoprec.core.speed.stopping import GAIN_PER_SECOND
 
 MIN_ROUNDS = 3
 """Rounds before any recipe is eliminated: among fewer, a disturbed one may decide."""
@@ -24,11 +25,8 @@ MIN_ROUNDS = 3
 TURN_SECONDS = 0.15
 """The duration of a recipe's turn in a round, unless a single step takes longer."""
 
-GAIN_PER_SECOND = 1 / 7200
-"""The gain in throughput for which a second is spent: it pays off in two hours of training."""
-
-#: The prior of the noise of a round's ratio, and the number of rounds that it counts as.
-_PRIOR_NOISE, _PRIOR_WEIGHT_ROUNDS = 0.03, 1.0
+#: The number of rounds that the assumed noise of a round counts as.
+_PRIOR_WEIGHT_ROUNDS = 1.0
 
 #: How many rounds ahead a gain may lie.
 _LOOK_AHEAD_ROUNDS = (1, 2, 4, 8, 16)
@@ -85,7 +83,7 @@ def _estimate_noise(errors: Sequence[Sequence[float]]) -> float:
     squares = sum(error * error for own in errors for error in own)
     known = sum(len(own) - 1 for own in errors)
     return math.sqrt(
-        (_PRIOR_WEIGHT_ROUNDS * _PRIOR_NOISE**2 + squares) / (_PRIOR_WEIGHT_ROUNDS + known)
+        (_PRIOR_WEIGHT_ROUNDS * ROUND_DEVIATION**2 + squares) / (_PRIOR_WEIGHT_ROUNDS + known)
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from autoprec.core.number_words import rate_number, times
 from autoprec.core.speed.noise import Ratio
-from autoprec.core.speed.reranking import SEARCH_RATIO_ERROR
+from autoprec.core.speed.race import SEARCH_RATIO_ERROR
 from autoprec.core.statistics import median
 
 WIDE_INTERVAL_FACTOR = 1.5
@@ -30,8 +30,8 @@ RATE_CHANGE_FACTOR = math.sqrt(10)
 rate. Another busy process takes half of a machine."""
 
 
-OVERSTATED_LOG_RATIO = 2 * SEARCH_RATIO_ERROR
-"""A confirmed interval this far below what the search saw means that the search was misled."""
+_OVERSTATED_LOG_RATIO = 2 * SEARCH_RATIO_ERROR
+"""An interval this far below that of the race means that either of them was misled."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,11 @@ def contradict(one: Ratio, other: Ratio) -> bool:
     return max(one.low, other.low) > CONTRADICTION_FACTOR * min(one.high, other.high)
 
 
-def overstated_log_ratio(searched: float, confirmed: Ratio) -> float:
-    """Return how far the confirmed ratio falls short of what the search saw, as a logarithm.
-
-    0 where the search's errors explain how far that is from the confirmed interval: more would
-    give noise a second chance to make a winner.
-    """
-    if math.log(searched / confirmed.high) <= OVERSTATED_LOG_RATIO:
-        return 0.0
-    return math.log(searched / confirmed.ratio)
+def overstated(raced: Ratio, confirmed: Ratio) -> str:
+    """Say that a recipe's speedup in the race is gone in the final rounds; "" where it is not."""
+    if math.log(raced.low / confirmed.high) <= _OVERSTATED_LOG_RATIO:
+        return ""
+    return f"the comparison saw {raced.in_words()}, the final rounds {confirmed.in_words()}"
 
 
 def find_inconsistencies(

@@ -1,9 +1,10 @@
 """Decides what counts as faster or slower where machines are noisy.
 
 Recipes are compared in rounds, so that drift meets all of them alike. Ratios of two recipes in the
-same rounds err to either side alike, whichever of the two was disturbed; their intervals come from
-the signed ranks (Hodges and Lehmann, "Estimates of location based on rank tests", 1963), which need
-a third fewer rounds than the median where errors are normal.
+same rounds err to either side alike, whichever of the two was disturbed. From six rounds on their
+intervals come from the signed ranks (Hodges and Lehmann, "Estimates of location based on rank
+tests", 1963), which need a third fewer rounds than the median where errors are normal. Fewer rounds
+have no such interval; Student's is theirs, with what is known of rounds elsewhere.
 """
 
 from __future__ import annotations
@@ -15,10 +16,26 @@ from itertools import combinations_with_replacement
 
 from autoprec.core.codec import bounded
 from autoprec.core.number_words import decimals, times
-from autoprec.core.statistics import CONFIDENCE, median, signed_rank
+from autoprec.core.statistics import CONFIDENCE, median, signed_rank, student_interval
 
 MIN_GAIN = 0.02
 """A recipe that gains less than this share over the baseline is not worth recommending."""
+
+ROUND_DEVIATION = 0.05
+"""How far a round's ratio of two recipes is off, as a logarithm, where no rounds tell better.
+
+Between the processes of recorded runs in fresh processes on CPUs, ratios differed by 3 to 8 %
+(standard deviation of a process's ratio).
+"""
+
+#: As many rounds as the assumed deviation counts for: few, since machines differ.
+_ASSUMED_ROUNDS = 2
+
+#: With fewer rounds no signed ranks give 95 %.
+_RANKED_ROUNDS = 6
+
+#: An interval that is no wider, as a logarithm, needs no further round.
+_SHARP_WIDTH = 0.04
 
 #: How much longer than expected a disturbed step takes. Other processes on a shared machine take a
 #: fifth or more; beyond the upper bound it is the recipe that is slow.
@@ -60,15 +77,25 @@ class Ratio:
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the pseudomedian of the rounds' ratios with its interval; round i pairs i-th values.
 
-    It is the median of the geometric means of every two rounds' ratios. Fewer than 6 rounds cannot
-    give 95 %: then the range is the honest answer.
+    It is the median of the geometric means of every two rounds' ratios.
     """
     if len(numerators) != len(denominators) or not numerators:
         raise ValueError("a paired ratio needs as many numerators as denominators, at least one")
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
     means = sorted(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
+    if len(ratios) < _RANKED_ROUNDS:
+        logs = [math.log(ratio) for ratio in ratios]
+        factor = math.exp(student_interval(logs, ROUND_DEVIATION, _ASSUMED_ROUNDS))
+        middle = math.exp(median([math.log(mean) for mean in means]))
+        return Ratio(middle, middle / factor, middle * factor, len(ratios))
     rank = signed_rank(len(ratios), CONFIDENCE)
     return Ratio(median(means), means[rank], means[-1 - rank], len(ratios))
+
+
+def is_sharp(ratio: Ratio) -> bool:
+    """Return whether a ratio is known well enough for what it is: to 4 % or a quarter of it."""
+    width = math.log(ratio.high / ratio.low)
+    return width <= max(_SHARP_WIDTH, abs(math.log(ratio.ratio)) / 4)
 
 
 def is_faster(ratio: Ratio) -> bool:

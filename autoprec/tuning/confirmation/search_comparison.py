@@ -8,12 +8,10 @@ from autoprec.core.speed.consistency import (
     RATE_CHANGE_FACTOR,
     RecipeRates,
     find_inconsistencies,
-    overstated_log_ratio,
 )
 from autoprec.core.speed.noise import Ratio, paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.search.trials import Trials
-from autoprec.tuning.stage_results import ConfirmationResult, ProofResult, SearchResult
 
 
 def searched_ratio(trials: Trials, recipe: Recipe, baseline: Recipe) -> Ratio | None:
@@ -40,21 +38,6 @@ def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -
     searched = searched_ratio(trials, best.recipe, baseline.recipe)
     both = [_rates(trials, each) for each in (baseline, best)]
     return "; ".join(find_inconsistencies(ratio, searched, both))
-
-
-def overstated(search: SearchResult, proof: ProofResult, confirmation: ConfirmationResult) -> float:
-    """Return how far the search overstated the speedup of the fastest proven recipe.
-
-    See `overstated_log_ratio`; 0 where no rounds tell.
-    """
-    fastest, measured = proof.fastest, confirmation.measured
-    rounds = [measured.get(each.key(), ()) for each in (search.baseline, fastest.recipe)]
-    if search.trials.rehearsed or not all(rounds):
-        return 0.0
-    base, own = ([each.samples_per_second for each in found] for found in rounds)
-    both = min(len(base), len(own))
-    confirmed = paired_ratio(own[:both], base[:both])
-    return overstated_log_ratio(fastest.rate / search.baseline_outcome.rate, confirmed)
 
 
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:

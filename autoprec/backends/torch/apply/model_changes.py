@@ -17,7 +17,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -54,6 +54,12 @@ from autoprec.errors import UsageError
 _RESTORED_COPIES: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 _COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
+
+
+class Operation(Protocol):
+    """One surgery on a model; `owner` is that of its wrappers."""
+
+    owner: str
 
 
 @dataclass
@@ -209,7 +215,7 @@ def restore(model: nn.Module) -> None:
     undo.fused.undo()
 
 
-def current_operation(model: nn.Module) -> object | None:
+def current_operation(model: nn.Module) -> Operation | None:
     """Return a token of the last surgery on `model`; None where that is undone."""
     return _UNDO.get(unwrap(model))
 

@@ -1,21 +1,10 @@
 """The object a PyTorch training loop talks to: what `apply_profile` returns.
 
-    for inputs, targets in loader:
-        with precision.autocast():
-            outputs = model(inputs)          # float32, whatever it computed in
-        loss = loss_fn(outputs, targets)     # outside autocast
-        precision.backward(loss)             # divides by accumulation_steps, scales where needed
-        precision.clip_grad_norm_(1.0)       # on the boundary; unscales first, exactly once
-        if precision.step():                 # True only if the weights changed
-            scheduler.step()
-    precision.flush()                        # ends an epoch that stopped between boundaries
-
 The same lines serve every policy: where no loss scale is needed, `scaler` is a disabled
 GradScaler. A loop written for torch.amp keeps its own lines with `precision.scaler`.
 
-An accumulation boundary is reached after `accumulation_steps` calls of `backward`; the bookkeeping
-for that is in `optimizer_steps`. What is done to the model (islands, padding, layout) is in
-`model_changes`. This module must stay cheap, because it runs in every step.
+`optimizer_steps` counts what accumulates, `model_changes` changes the model. This module runs in
+every step, so it must stay cheap.
 """
 
 from __future__ import annotations
@@ -25,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -44,9 +33,13 @@ from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_batch
 from autoprec.errors import UsageError
+
+if TYPE_CHECKING:
+    from autoprec.backends.torch.watch.watch import Watch
 
 Batch = TypeVar("Batch")
 
@@ -97,6 +90,7 @@ class Precision:
             models = SecondModels(model)
             self._watching = ProfileAutocast(self._device_type, self._dtype, models)
         self.loop_check: LoopCheck | None = None  # the surgeon's, over the first steps
+        self.watch: Watch | None = None  # the surgeon's, over the whole training
         self._named: set[str] = set()  # classes in `compute_loss` that a warning has named
 
     def __repr__(self) -> str:
@@ -160,7 +154,7 @@ class Precision:
         return EachEntry(lambda: self._under(self._watching))
 
     def _under(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
-        """Return `cast` and, between boundaries, what leaves gradients unsynchronised."""
+        """Return `cast`; between boundaries gradients stay unsynchronised."""
         if not (self._accumulates and self._steps.next_is_mid_accumulation):
             return self._opened(cast)
         stack = contextlib.ExitStack()
@@ -241,6 +235,8 @@ class Precision:
             self.loop_check.note_backward()
             self.loop_check = None if self.loop_check.is_over else self.loop_check
         self._steps.backward(loss, optimizer, last=last, at_the_end=self._on_last_batch, **kwargs)
+        if self.watch is not None:
+            self.watch.note_loss(loss)
 
     @property
     def on_boundary(self) -> bool:
@@ -274,9 +270,8 @@ class Precision:
             error_if_nonfinite=error_if_nonfinite,
         )
 
-    @cached_property
+    @cached_property  # it goes through all modules, which takes longer than all else here
     def _is_sharded_by_fsdp1(self) -> bool:
-        """Looked up once: it goes through all modules, which takes longer than all else here."""
         return is_sharded_by_fsdp1(self._model)
 
     def clip_grad_value_(
@@ -295,8 +290,7 @@ class Precision:
     def backward_and_step(self, loss: torch.Tensor, *, max_norm: float | None = None) -> bool:
         """Call `backward`, `clip_grad_norm_` where `max_norm` is given, and `step`.
 
-        Returns whether the weights changed. For a loop with one loss and nothing of its own between
-        the three.
+        Returns whether the weights changed. For a loop with nothing of its own between the three.
         """
         self.backward(loss)
         if max_norm is not None:
@@ -327,9 +321,8 @@ class Precision:
     def restore(self) -> None:
         """Undo what `apply_profile` did to the model, its optimizers and the process.
 
-        Memory that is kept when freed (`keep_memory`) stays kept: no process can take that back.
-        DistributedDataParallel gives no communication hook back: ours stays, and reduces gradients
-        as DDP does without one. What `fully_shard` was told stays.
+        Kept memory (`keep_memory`) stays kept: no process can take that back. So does our hook in
+        DistributedDataParallel, which reduces as DDP does without, and what `fully_shard` was told.
         """
         forget_buffers(self.scaler)
         undo, self._undo = self._undo, None
@@ -364,15 +357,20 @@ class Precision:
         """Count the losses given to `backward` that were inf or NaN; wait for an accelerator."""
         return self._steps.losses.count(self.counts.step_number)
 
+    @property
+    def watched(self) -> tuple[WatchedStep, ...]:
+        """Return the checks made during training so far."""
+        return () if self.watch is None else tuple(self.watch.steps)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale, its growth counter and the counts, as plain values.
+        """Return the loss scale, the counts, and the checks during training, as plain values.
 
         Save it on a boundary: gradients accumulated so far are not part of it.
         """
         return {
             "scaler": self.scaler.state_dict(),
             "counts": dataclasses.asdict(self.counts) | {"nonfinite_losses": self.nonfinite_losses},
-        }
+        } | ({} if self.watch is None else {"watch": self.watch.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of this class, or one of torch.amp.GradScaler from before `apply_profile`.
@@ -389,3 +387,5 @@ class Precision:
         known = {field.name for field in dataclasses.fields(StepCounts)}
         self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
         self._steps.reset()
+        if self.watch is not None and "watch" in state:
+            self.watch.load_state_dict(state["watch"])

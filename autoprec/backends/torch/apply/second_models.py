@@ -37,7 +37,7 @@ from autoprec.backends.torch.apply.float32_islands import (
     island_state,
 )
 from autoprec.backends.torch.apply.float32_results import results_to_float32
-from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled, wrappers_on
 from autoprec.backends.torch.apply.inference_fast_path import without_fast_path
 from autoprec.backends.torch.apply.model_changes import give_wrappers, unwrap
 from autoprec.backends.torch.apply.nested_tensors import to_float32
@@ -90,7 +90,7 @@ class SecondModels:
         """
         self._depth += 1
         ENTERED.append(self)
-        if self._root._compiled_call_impl is None or not torch.is_grad_enabled():
+        if not (is_compiled(self._root) and torch.is_grad_enabled()):
             self._look()
 
     def leave(self) -> None:

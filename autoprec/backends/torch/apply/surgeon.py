@@ -31,7 +31,9 @@ from autoprec.backends.torch.apply.rank_agreement import (
 )
 from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.measure.devices import resolve_device
+from autoprec.backends.torch.watch.watch import Watch, is_watchable
 from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.numerics.watching import Action
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -41,7 +43,8 @@ _MEMORY_NOT_KEPT = (
     "may take longer than the profile says. Is jemalloc or tcmalloc loaded?"
 )
 
-_LOOP_CHECKS: weakref.WeakKeyDictionary[nn.Module, LoopCheck] = weakref.WeakKeyDictionary()
+_LOOP_CHECKS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+_WATCHES: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 class TorchSurgeon:
@@ -81,6 +84,24 @@ class TorchSurgeon:
         check = LoopCheck(recipe, model, optimizers, precision.scaler, kind)
         precision.loop_check = _LOOP_CHECKS[unwrap(model)] = check
         return precision
+
+    def watch(
+        self, precision: Any, *, model: nn.Module, device: str, action: Action, every: int
+    ) -> None:
+        """See `WatchingSurgeon.watch`."""
+        operation = current_operation(model)
+        if operation is None or not (precision.optimizers and is_watchable(model)):
+            return
+        precision.watch = _WATCHES[unwrap(model)] = Watch(
+            precision.recipe,
+            model,
+            precision.optimizers,
+            precision.scaler,
+            device_type=resolve_device(device).type,
+            owner=operation.owner,
+            action=action,
+            every=every,
+        )
 
     def attach(
         self,
@@ -127,7 +148,7 @@ class TorchSurgeon:
         address = str(resolve_device(device))
         recipe, refitted = fit_to_ranks(recipe)
         require_agreement(recipe, whole, address)
-        _end_loop_check(model)
+        _end_checks(model)
         report = operate(
             recipe,
             model,
@@ -190,17 +211,18 @@ def _undo_surgery(model: nn.Module) -> None:
 
     Memory that is kept stays kept: no process can undo that.
     """
-    _end_loop_check(model)
+    _end_checks(model)
     restore(model)
     release_reduction(model)
     release_process_settings(unwrap(model))
 
 
-def _end_loop_check(model: nn.Module) -> None:
-    """Watch a loop no longer whose profile is undone or replaced."""
-    check = _LOOP_CHECKS.pop(unwrap(model), None)
-    if check is not None:
-        check.end()
+def _end_checks(model: nn.Module) -> None:
+    """Look no longer at a loop whose profile is undone or replaced."""
+    for looking in (_LOOP_CHECKS, _WATCHES):
+        found = looking.pop(unwrap(model), None)
+        if found is not None:
+            found.end()
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:
