@@ -69,6 +69,16 @@ def state_of_host_generator(generator: Any) -> Any:
     return generator.getstate() if hasattr(generator, "getstate") else generator.get_state()
 
 
+def restore_host_generator(generator: Any, state: Any) -> None:
+    """Put back the state of a generator of Python's or NumPy's kind."""
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
 class RandomStream:
     """A place in the random streams, which begins where they are now."""
 

@@ -19,6 +19,7 @@ from autoprec.backends.shared.trace_framework import (
     Evaluated,
     Float16Magnitudes,
     Observed,
+    StepAnswer,
 )
 from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
@@ -158,13 +159,21 @@ class TorchTrainee:
             return NOISE
         return TF32_NOISE if kind != "cpu" else EXACT_NOISE
 
-    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
+    def train_step(
+        self, batches: Iterator[tuple[Any, int]], answer: StepAnswer | None = None
+    ) -> tuple[float, bool]:
         """Train one update, clipped as the task says; return the mean loss, and if skipped."""
         losses = []
+        if answer is not None:
+            self.model.zero_grad(set_to_none=True)  # what no optimizer clears adds up
         for batch, seed in batches:
             with self._drawn_alike():
                 loss = self.forward_loss(batch, seed)
                 self.precision.backward(loss)
+            if answer is not None and not answer.known:
+                answer.known, answer.loss = True, self._mean_over_ranks(float(loss.detach()))
+                divisor = self.scale / self.recipe.accumulation_steps
+                answer.gradient, answer.buffers = gradients(self.model, divisor), self.buffers()
             losses.append(float(loss.detach()))
         mean = self._mean_over_ranks(sum(losses) / len(losses))
         if self.task.clip_grad_norm is not None:

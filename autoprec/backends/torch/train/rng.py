@@ -17,6 +17,7 @@ from autoprec.backends.shared.rng_streams import (
     HostGenerators,
     generators_preserved,
     is_host_generator,
+    restore_host_generator,
     seed_host_generator,
     state_of_host_generator,
 )
@@ -36,6 +37,21 @@ def seed_everything(seed: int, held: Iterable[Any] = ()) -> None:
 def is_generator(value: Any) -> bool:
     """Say whether a value is an object that random numbers are drawn from."""
     return isinstance(value, torch.Generator) or is_host_generator(value)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator that code holds."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return state_of_host_generator(generator)
+
+
+def put_state(generator: Any, state: Any) -> None:
+    """Put back the state of a generator that code holds."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        restore_host_generator(generator, state)
 
 
 class TorchGenerators:
@@ -74,9 +90,10 @@ def generator_states(held: Iterable[Any] = ()) -> list[torch.Tensor]:
 
 
 def _state_of(generator: Any) -> torch.Tensor:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    state = pickle.dumps(state_of_host_generator(generator))
+    state = state_of(generator)
+    if isinstance(state, torch.Tensor):
+        return state
+    state = pickle.dumps(state)
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
