@@ -25,6 +25,7 @@ BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, 32)
 
 #: A task of two classes; `between` is what its model does between its layers.
 TASK = """
+import functools
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,6 +58,7 @@ def build_optimizer(model):
     return torch.optim.SGD(model.parameters(), {rate})
 
 loss_fn = nn.functional.{loss}
+{after}
 """
 DENSE = {
     "first": "nn.Linear(16, 32)",
@@ -67,6 +69,7 @@ DENSE = {
     "workers": "num_workers=0",
     "rate": 0.1,
     "loss": "cross_entropy",
+    "after": "",
 }
 IMAGES = {
     "first": "nn.Conv2d(3, 8, 3, padding=1)",
@@ -123,10 +126,10 @@ def test_losses_that_end_near_zero_are_told_as_such(verified: Verified) -> None:
     assert "both end below" in verdict.reason
 
 
-def test_a_loader_that_keeps_its_workers_is_gone_through(verified: Verified) -> None:
-    result, verdict = verified(
-        BFLOAT16, workers="shuffle=True, num_workers=1, persistent_workers=True"
-    )
+@pytest.mark.parametrize("after", ["", "build_data = functools.cache(build_data)"])
+def test_a_loader_that_keeps_its_workers_is_gone_through(after: str, verified: Verified) -> None:
+    kept = "shuffle=True, num_workers=1, persistent_workers=True"
+    result, verdict = verified(BFLOAT16, workers=kept, after=after)
     assert result == "holds", verdict.reason
 
 

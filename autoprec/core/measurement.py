@@ -6,6 +6,7 @@ is what preflight learned of the task before any recipe was tried.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -41,6 +42,11 @@ class Measurement:
     def samples_per_second(self) -> float:
         """Return the throughput of the training step, without the loader's time."""
         return self.samples_per_step / self.step_seconds
+
+    @property
+    def loader_feeds(self) -> float:
+        """Return how many samples a second the loader feeds; infinite where it takes no time."""
+        return self.samples_per_step / self.data_seconds if self.data_seconds > 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
-from autoprec.core.number_words import percent, rate_number
+from autoprec.core.number_words import percent, rate_number, times
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Chosen, Profile
@@ -123,6 +124,39 @@ def part_lines(profile: Profile) -> list[str]:
         lines.append(f"  {part.what}: {part.speedup.in_words()}: {side} over {part.against}")
         side = part.against
     return lines
+
+
+def batch_line(profile: Profile) -> str:
+    """Say what is known of the batch beside the recipe; empty where nothing was to be chosen."""
+    batch = profile.evidence.batch
+    if batch is None or batch.knee is None or profile.evidence.inconclusive:
+        return ""
+    chosen = f"{batch.chosen} (--batch {batch.rule})" if batch.rule != "knee" else batch.chosen
+    text = f"  the batch: {chosen} chosen, knee {batch.knee}, {batch.fits} fits"
+    if batch.loader_feeds is not None:
+        text += f"; the loader feeds {rate_number(batch.loader_feeds)} samples/s"
+    return f"{text}{_noise_text(batch)}"
+
+
+def _noise_text(batch: BatchChoice) -> str:
+    """Say what a larger batch needs at most, by the gradient's noise; empty where that is unknown.
+
+    The learning rates are those of Goyal et al. (arXiv 1706.02677) for SGD, and of Malladi et al.
+    (arXiv 2205.10287) for Adam.
+    """
+    seen, yours, chosen = batch.noise_scale, batch.yours, batch.chosen
+    if seen is None:
+        return ""
+    at = "more than can be told" if seen.at is None else rate_number(seen.at)
+    text = f"; gradient noise scale {at} samples in steps {seen.first_step}-{seen.last_step}"
+    more = seen.samples_needed(chosen, yours)
+    if chosen <= yours or more is None:
+        return text
+    linear = chosen / yours
+    return (
+        f"{text}: {chosen} needs at most {times(more)} the samples of {yours} for the same loss, "
+        f"with the learning rate times {linear:.3g} (SGD) or {linear**0.5:.3g} (Adam)"
+    )
 
 
 def communication_line(profile: Profile) -> str:

@@ -23,6 +23,7 @@ from autoprec.core.recipe_words import describe_point, describe_recipe
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.closing_sentence import (
+    batch_line,
     closing_sentence,
     communication_line,
     part_lines,
@@ -191,7 +192,8 @@ class Terminal:
         if not event.from_study:
             self._say(_costs(event), "dim")
         self._say(closing_sentence(event.profile), "bold")
-        for line in (*part_lines(event.profile), communication_line(event.profile)):
+        made = event.profile
+        for line in (*part_lines(made), batch_line(made), communication_line(made)):
             if line:
                 self._say(line)
         if self._profiled is not None and self._show_speeds:

@@ -18,7 +18,7 @@ from autoprec.core.codec import did_you_mean
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.loss_curves import MIN_STEPS
 from autoprec.core.recipe import KnobValue, check_knob
-from autoprec.core.speed.space import BATCH_SIZES, parse_batch_sizes
+from autoprec.core.speed.space import BATCH_SIZES, LARGEST_BATCH, parse_batch_sizes
 from autoprec.errors import UsageError
 from autoprec.tuning.events import Listener
 from autoprec.tuning.settings import Read, Setting, settings_of
@@ -82,6 +82,19 @@ def _read_level(text: str) -> KnobValue:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
+_BATCH_RULES = ("knee", "max")
+
+
+def _read_batch(given: str | int) -> str:
+    """Return a rule's name, or a batch in digits."""
+    text = str(given).strip().lower()
+    if text in _BATCH_RULES:
+        return text
+    if not 1 <= int(text) <= LARGEST_BATCH:
+        raise ValueError(text)
+    return str(int(text))
+
+
 def _read_modules(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -121,9 +134,22 @@ class Options:
         "exactly these policies, even those the rules refuse: float32, tf32, mixed_bfloat16, "
         "mixed_float16; short names such as bf16 and fp16 are accepted"
     )
+    batch: Read[str | int, str] = _search(
+        "knee",
+        "knee|max|N",
+        read_as=_read_batch,
+        expected='"knee", "max" or a batch such as 256',
+        new="study",
+    ).says(
+        "the batch, where the task file has no BATCH_SIZE: knee is the smallest within 2 % of the "
+        "most samples/s that the loader feeds, max that with the most samples/s; N is yours, and "
+        "everything runs at it (default: {default})"
+    )
     batch_sizes: Read[str | Iterable[int] | None, tuple[int, ...] | None] = _search(
         None, "B,B|LOW-HIGH", read_as=parse_batch_sizes, expected=BATCH_SIZES, new="study"
-    ).says("micro-batches to try (default: 8-1024 on a CPU, 8-4096 elsewhere)")
+    ).says(
+        "micro-batches to try (default: 8 and its doubles, as far as memory and their gain allow)"
+    )
     trials: int | None = _search(None, "N", above=0, new="result").says(
         "run at most this many trials (default: until no recipe is worth another)"
     )
@@ -222,6 +248,21 @@ class Options:
             raise UsageError(
                 f"`engine={self.engine}` given, which shares a step among ranks: give `nproc`, too"
             )
+        if self.fixed_batch and self.batch_sizes:
+            raise UsageError(
+                f"`batch={self.batch}` and `batch_sizes` given: give one or the other; with a "
+                "BATCH_SIZE in the task file, `batch_sizes` are the parts it may be split into"
+            )
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """Return the batch that was asked for by its number."""
+        return int(self.batch) if self.batch.isdigit() else None
+
+    @property
+    def asked_batches(self) -> tuple[int, ...] | None:
+        """Return the micro-batches that were asked for; None where they are free to choose."""
+        return self.batch_sizes if self.fixed_batch is None else (self.fixed_batch,)
 
     def identity(self) -> Mapping[str, object]:
         """Return the settings that make two tunings of one task different studies."""

@@ -9,6 +9,7 @@ from autoprec.core.device.policies import Refusal
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
@@ -80,7 +81,8 @@ class SearchResult:
 class ProvenRecipe:
     """A recipe that may be chosen, with its verdict and its measured speed.
 
-    `settings` is the verdict on float32 with the recipe's settings, where it has any.
+    `settings` is the verdict on float32 with the recipe's settings, where it has any, and
+    `noise_scale` what the proof's float32 training showed of the gradient's noise.
     """
 
     recipe: Recipe
@@ -90,6 +92,7 @@ class ProvenRecipe:
     loss_scale: ScaleEvidence | None = None
     islands: IslandsEvidence | None = None
     settings: Verdict | None = None
+    noise_scale: NoiseScale | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.backends.protocol import Tracer
+from autoprec.core.numerics.proof_steps import PROOF_LENGTHS
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
@@ -109,8 +110,14 @@ def counted(tracer: Any) -> tuple[Tracer, Counter[str]]:
     return tracer, tracer._framework.counts
 
 
-def costs(job: Job, batch: int = BATCH) -> dict[str, list[dict[str, Any]]]:
-    """The verdict of both 16-bit policies of one task at a batch, and the steps that it took."""
+def costs(
+    job: Job, batch: int = BATCH, trained: int | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The verdict of both 16-bit policies of one task at a batch, and the steps that it took.
+
+    With `trained` its trainings are made at that smaller batch, of the longest proof's steps.
+    """
+    smaller = {} if trained is None else {"steps": PROOF_LENGTHS[-1], "trained_batch": trained}
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     on_one_thread(job.framework)
@@ -118,7 +125,7 @@ def costs(job: Job, batch: int = BATCH) -> dict[str, list[dict[str, Any]]]:
     for policy in JUDGED:
         label = job.truth[policy]["label"]
         tracer, counts = counted(job.tracer(task, job.seeds[0]))
-        proof = Proof(tracer)
+        proof = Proof(tracer, **smaller)
         verdict = proof.prove(at_tuned_scale(proof, replace(POLICIES[policy], batch_size=batch)))
         rows.append(
             {
@@ -177,6 +184,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of tasks")
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=BATCH, help="the batch of the recipes")
+    parser.add_argument("--trained", type=int, help="a smaller batch for the trainings")
     parser.add_argument("--jobs", type=int, default=1, help="tasks at once")
     parser.add_argument("--output", type=Path, help="write the rows here, as JSON")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="FILE", help="prove nothing")
@@ -192,11 +200,12 @@ def main() -> int:
         for job in jobs_of(folder, arguments.only, (arguments.seed,), (), "cpu")
         if not arguments.gate or job.path.stem in gate.get(folder.name, ())
     ]
-    prove = partial(costs, batch=arguments.batch)
+    prove = partial(costs, batch=arguments.batch, trained=arguments.trained)
     rows = [row for found in judged(jobs, arguments.jobs, judge=prove) for row in found["rows"]]
     print("\n".join(median_costs(rows)))
     if arguments.output:
-        found = {**machine(), "seed": arguments.seed, "batch": arguments.batch, "rows": rows}
+        asked = {name: getattr(arguments, name) for name in ("seed", "batch", "trained")}
+        found = {**machine(), **asked, "rows": rows}
         arguments.output.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

@@ -203,9 +203,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             per_cent,
         ),
         Limit(
-            "a smaller batch is preferred within",
-            "{:g} %",
-            (f"{_SPEED}.other_batch_same_speed_share",),
+            "a smaller batch is preferred within (`--batch max`: within)",
+            "{:g} % ({:g} %)",
+            ("core.speed.space:KNEE_SHARE", "core.speed.space:MOST_SHARE"),
             per_cent,
         ),
         Limit(

@@ -38,6 +38,9 @@ def test_the_signature_has_every_setting_with_what_it_may_be_given_as(function: 
         ({"policies": "float32,bf16"}, {"policies": (Policy.FLOAT32, Policy.MIXED_BFLOAT16)}),
         ({"policies": [Policy.FLOAT32, "fp32"]}, {"policies": (Policy.FLOAT32,)}),
         ({"policies": ""}, {"policies": ()}),
+        ({"batch": "KNEE"}, {"batch": "knee", "asked_batches": None}),
+        ({"batch": 256}, {"batch": "256", "fixed_batch": 256, "asked_batches": (256,)}),
+        ({"batch": np.int64(7)}, {"batch": "7", "fixed_batch": 7}),
         ({"batch_sizes": "16-64"}, {"batch_sizes": (16, 32, 64)}),
         ({"batch_sizes": [64, 16, 16]}, {"batch_sizes": (16, 64)}),
         ({"batch_sizes": np.array([64, 16])}, {"batch_sizes": (16, 64)}),
@@ -80,6 +83,10 @@ def test_a_checkpoint_is_kept_as_the_place_of_a_file_that_can_be_read(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"batch": 0}, '`batch` 0 given, expected "knee", "max" or a batch such as 256; give that'),
+        ({"batch": "kneee"}, "`batch` 'kneee' given, expected"),
+        ({"batch": True}, "`batch` True given, expected"),
+        ({"batch": 64, "batch_sizes": [64]}, "`batch=64` and `batch_sizes` given: give one or the"),
         ({"batch_sizes": 64}, "`batch_sizes` 64 given, expected a list such as [16, 64, 256]"),
         ({"batch_sizes": [0]}, "`batch_sizes` [0] given, expected a list such as [16, 64, 256]"),
         ({"batch_sizes": [1.5]}, "`batch_sizes` [1.5] given, expected a list such as [16, 64, 256"),

@@ -29,6 +29,7 @@ from autoprec.backends.shared.trace_framework import (
 )
 from autoprec.backends.shared.trajectory_clock import StepClock
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.noise_scale import noise_share
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
@@ -45,14 +46,20 @@ __all__ = ["ComparisonTracer", "Float16Magnitudes", "TraceFramework", "Trainee",
 
 @dataclass
 class _Checkpoint:
-    """The float32 run's state before one step, a batch, and float32's answer."""
+    """The float32 run's state before one step, a batch, and float32's answer.
+
+    `index` is the place of the step's first batch in the data that float32 trains on; `noise_share`
+    which share of that batch's gradient is noise.
+    """
 
     step: int
     state: Any
     batch: Any
+    index: int = 0
     loss: float | None = None
     gradient: Any = None
     later_losses: tuple[float, ...] = ()
+    noise_share: float | None = None
     buffers: StepBuffers = field(default_factory=StepBuffers)
 
 
@@ -136,6 +143,7 @@ class ComparisonTracer:
                         gradient_seen=bool(gradient),
                         backward=float16.backward,
                         buffers=buffers.compared_with(kept.buffers, alike.policy.compute_dtype),
+                        noise_share=kept.noise_share,
                     )
                     later = self._later_losses(trainee, kept)
                     points.append(point.with_mean_losses(later, kept.later_losses))
@@ -269,7 +277,8 @@ class ComparisonTracer:
             )
         else:
             batch = self._stream(self._compared, 0).batch(len(self._checkpoints), pin=True)
-        kept = _Checkpoint(step, trainee.take_state(), batch)
+        index = step * recipe.accumulation_steps
+        kept = _Checkpoint(step, trainee.take_state(), batch, index)
         self._checkpoints.append(kept)
         if self._compared != recipe.batch_size:
             return trainee.train_step(batches)
@@ -291,6 +300,7 @@ class ComparisonTracer:
                 kept.buffers = StepBuffers.left_by(trainee, kept.state)
             kept.buffers = self._with_scaled_step(trainee, kept, kept.buffers)
             kept.later_losses = self._later_losses(trainee, kept)
+            kept.noise_share = self._noise_share(trainee, kept)
 
     def _require_checkpoints(self) -> None:
         if not self._checkpoints:
@@ -317,6 +327,26 @@ class ComparisonTracer:
             trainee.loss(batch, self._seed(kept.step, 1 + index))
             for index, batch in enumerate(batches)
         )
+
+    def _noise_share(self, trainee: Trainee, kept: _Checkpoint) -> float | None:
+        """Return which share of a gradient at a checkpoint is noise, by that of another batch.
+
+        Both are of batches that float32 trained on, which may be smaller than what is compared.
+        """
+        stream = self._stream(self._batch_size, 0)
+        count = -int(self._ranks.agree(-stream.kept_count))  # as many as every rank holds
+        own, other = kept.index % count, (kept.index + 1) % count
+        if own == other:
+            return None
+
+        def gradient_of(index: int) -> Any:
+            trainee.put_back(kept.state)
+            return trainee.loss_and_gradient(stream.batch(index), self._seed(kept.step, 0))[1]
+
+        alike = self._compared == self._batch_size
+        first = kept.gradient if alike else gradient_of(own)
+        second, error = gradient_of(other), self._framework.gradient_error
+        return noise_share(error(second, first), error(first, second))
 
     def _float32(self) -> Recipe:
         return self._ranks.shared(Recipe(batch_size=self._batch_size))

@@ -95,6 +95,10 @@ class WatchedStep:
     not_checked: str = ""
 
 
+MOST_NOISE = Difference(outputs=1.0, loss=0.25, gradient=1.0)
+"""Noise that excuses all that noise can, for where it cannot be looked at."""
+
+
 def next_check(updates: int, every: int) -> int:
     """Return the number of the next update that is checked, after `updates` of them.
 

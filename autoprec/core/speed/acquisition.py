@@ -30,11 +30,17 @@ from autoprec.core.speed.cost_model import (
 from autoprec.core.speed.feasibility import (
     BATCH_TOO_LARGE,
     is_within_reach,
+    outpaces_loader,
     same_arm,
     why_ruled_out,
 )
 from autoprec.core.speed.keep_memory import start_point
-from autoprec.core.speed.ladder import comparison_batch, next_batch, smallest_of_fastest
+from autoprec.core.speed.ladder import (
+    comparison_batch,
+    next_batch,
+    outgrows_knee,
+    smallest_of_fastest,
+)
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import (
     ALL_MEASURED,
@@ -101,6 +107,7 @@ def next_point(
         and (not point.get(FLOAT8) or _is_refined(point, history))
         and not (compiler_fails and point["compile"])
         and is_within_reach(point, history)
+        and not outpaces_loader(point, history)
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
     if not open_points:
@@ -112,7 +119,11 @@ def next_point(
     if surveyed is not None:
         return surveyed
     tried_policies = {outcome.point["policy"] for outcome in history}
-    open_points = [point for point in open_points if point["policy"] in tried_policies]
+    open_points = [
+        point
+        for point in open_points
+        if point["policy"] in tried_policies and not outgrows_knee(point, good, limits)
+    ]
     compiled = _best_policy_compiled(open_points, good)
     if compiled is not None:
         return compiled

@@ -31,11 +31,6 @@ class Assumptions:
     same_speed_share: float = 0.01
     """Recipes of one batch whose rates differ by less than this share are equally fast."""
 
-    other_batch_same_speed_share: float = 0.0025
-    """A smaller batch within this share of the fastest is equally fast. The ratio of two batches is
-    known to a per cent or two, and what is given up here comes on top: of races resampled from
-    recorded rounds, 4.7 % ended more than 3 % slower with a share of 1 %, and 0.2 % with none."""
-
     may_be_fastest_share: float = 0.95
     """A recipe at this share of the fastest one's rate may be the fastest: machines drift."""
 

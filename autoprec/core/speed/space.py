@@ -32,9 +32,26 @@ BATCH = "batch_size"
 ALIGNMENT = "alignment"
 REDUCE_DTYPE = "reduce_dtype"
 
+KNEE_SHARE = 0.02
+"""The knee is the smallest batch within this share of the most samples a second.
+
+A larger batch needs another learning rate, and more samples for the same loss: that is not worth
+two per cent.
+"""
+
+MOST_SHARE = 0.0025
+"""Where the most samples a second are wanted, a smaller batch within this share is as good.
+
+The ratio of two batches is known to a per cent or two, and what is given up here comes on top: of
+races resampled from recorded rounds, 4.7 % ended more than 3 % slower with a share of 1 %, and
+0.2 % with none.
+"""
+
+LARGEST_BATCH = 2**24
+
 BATCH_SIZES = (
     'a list such as [16, 64, 256] or "16,64,256", or a range such as "8-1024", of integers from 1 '
-    "to 16777216"
+    f"to {LARGEST_BATCH}"
 )
 """What batch sizes may be given as, for messages."""
 
@@ -51,7 +68,8 @@ class Space:
     `effective_batch` is kept by accumulation where it is given. `alignments` are the paddings to
     choose from, each with a multiple of its own and the modules that are off it. `float32_modules`
     stay in float32 under every mixed policy, `islands` (by policy) those that one of them cannot
-    run without. `distributed` is how the ranks of a job share a step, `rank_levels` what may be
+    run without. Among batches within `batch_share` of the most samples a second the smallest is
+    taken. `distributed` is how the ranks of a job share a step, `rank_levels` what may be
     chosen of that, by field name.
     """
 
@@ -66,6 +84,7 @@ class Space:
     alignments: tuple[Alignment, ...] = (Alignment(),)
     distributed: Distributed | None = None
     rank_levels: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    batch_share: float = KNEE_SHARE
 
     def __post_init__(self) -> None:
         if not self.policies or not self.batch_sizes:
@@ -193,6 +212,6 @@ def parse_batch_sizes(given: str | Iterable[int]) -> tuple[int, ...]:
             sizes = tuple(int(part) for part in cleaned.split(",") if part)
     except (TypeError, ValueError):
         sizes = ()
-    if not sizes or min(sizes) < 1 or max(sizes) > 2**24:
+    if not sizes or min(sizes) < 1 or max(sizes) > LARGEST_BATCH:
         raise UsageError(f"`batch_sizes` {given!r} given, expected {BATCH_SIZES}")
     return tuple(sorted(set(sizes)))

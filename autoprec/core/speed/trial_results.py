@@ -49,6 +49,11 @@ class Outcome:
             return 0.0
         return self.measurement.samples_per_second / self.drift
 
+    @property
+    def loader_feeds(self) -> float:
+        """Return how many samples a second the loader feeds; infinite where that is not known."""
+        return math.inf if self.measurement is None else self.measurement.loader_feeds
+
 
 def ran(outcome: Outcome) -> bool:
     """Return whether a trial came to its end, so that its rate is known."""
@@ -124,7 +129,11 @@ def shortlist(history: Sequence[Outcome], space: Space, *, count: int = 3) -> tu
     if not good:
         return ()
     preferred = simplest_of_fastest(
-        good, rate=lambda o: o.rate, recipe=lambda o: space.recipe(o.point)
+        good,
+        rate=lambda o: o.rate,
+        recipe=lambda o: space.recipe(o.point),
+        feeds=lambda o: o.loader_feeds,
+        share=space.batch_share,
     )
     rest = [o for o in good if o is not preferred]
     return (preferred, *rest)[:count]

@@ -21,7 +21,7 @@ from autoprec.backends import registry
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.statistics import median
 from autoprec.tuning.confirmation.sessions import Sessions
 from autoprec.tuning.events import Listener, Round
@@ -119,7 +119,7 @@ class InterleavedTiming:
 
     def _finalists(self) -> tuple[Finalist, ...]:
         return tuple(
-            Finalist(recipe, tuple(m.samples_per_second for m in measured))
+            finalist_of(recipe, measured)
             for recipe, measured in zip(self.recipes, self.measured, strict=True)
         )
 

@@ -166,7 +166,7 @@ class _Confirmation:
         leader = None
         if raced is not None and self._is_enough(raced.finalists):
             measured = {**measured, **raced.measured}
-            leader = choose(raced.finalists[0], raced.finalists[1:], baseline_allowed=False)
+            leader = self._choose(raced.finalists[0], raced.finalists[1:], baseline_allowed=False)
             if self.job.float32_allowed and _is_no_gain(leader.ratio):
                 return self._decide(raced.finalists, measured)
         chosen = winner.recipe if leader is None else leader.recipe
@@ -259,15 +259,21 @@ class _Confirmation:
         """
         allowed = self.job.float32_allowed
         baseline, *rivals = finalists
-        leader = choose(baseline, rivals, baseline_allowed=False)
+        leader = self._choose(baseline, rivals, baseline_allowed=False)
         best = next(each for each in rivals if each.recipe.key() == leader.recipe.key())
         doubts = inconsistencies(self.search.trials, baseline, best)
         if raced is not None and not self.search.trials.rehearsed:
             doubts = "; ".join(filter(None, (doubts, overstated(raced, leader.ratio))))
         if doubts and allowed:
             return self._keep_baseline("", measured, doubts)
-        choice = choose(baseline, rivals, baseline_allowed=allowed)
+        choice = self._choose(baseline, rivals, baseline_allowed=allowed)
         return ConfirmationResult(choice, inconclusive=doubts, measured=measured)
+
+    def _choose(
+        self, baseline: Finalist, rivals: Sequence[Finalist], *, baseline_allowed: bool
+    ) -> Choice:
+        share = self.search.trials.space.batch_share
+        return choose(baseline, rivals, baseline_allowed=baseline_allowed, share=share)
 
     def _attributed(
         self, decided: ConfirmationResult, winner: ProvenRecipe, finalists: Sequence[Finalist]

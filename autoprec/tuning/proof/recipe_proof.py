@@ -26,6 +26,7 @@ from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.curve_samples import sample_curves
 from autoprec.core.numerics.exact_settings import SettingsVerdict
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.numerics.runnable import RunAttempt
@@ -104,6 +105,10 @@ class Proof:
     def forget(self) -> None:
         """Record float32 again: the tracer's worker was replaced."""
         self._recorder.forget()
+
+    def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Return the gradient noise scale that the proof saw at the recipe's batch, if it did."""
+        return self._recorder.noise_scale(recipe)
 
     def prove(
         self, recipe: Recipe, *, seeds: Sequence[int] = SEEDS, until_failure: bool = False

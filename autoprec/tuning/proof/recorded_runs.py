@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.noise_scale import NoiseScale, noise_scale
 from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
@@ -93,6 +94,7 @@ class RunRecorder:
         self._tracer = tracer
         self._batch: tuple[int, int, int] | None = None
         self._runs: RecordedRuns | None = None
+        self._noise_shares: dict[int, tuple[int, dict[int, float | None]]] = {}
         self.deadline = math.inf
 
     def forget(self) -> None:
@@ -117,6 +119,10 @@ class RunRecorder:
     def compare(self, recipe: Recipe, runs: RecordedRuns) -> None:
         """Compare the recipe with float32 at every checkpoint."""
         runs.comparisons = self._tracer.compare_steps(recipe=recipe)
+        batch = gradient_batch(recipe, runs.batch_size)
+        shares = {each.step: each.noise_share for each in runs.comparisons}
+        _, known = self._noise_shares.get(recipe.batch_size, (batch, {}))
+        self._noise_shares[recipe.batch_size] = (batch, known | shares)
 
     def with_noise(self, evidence: ProofEvidence, runs: RecordedRuns) -> ProofEvidence:
         """Return the evidence with what noise does at its checkpoints, measured once."""
@@ -133,6 +139,11 @@ class RunRecorder:
             noise=tuple(each for each in runs.noise if each.step in early),
             late_noise=tuple(each for each in runs.noise if each.step in late),
         )
+
+    def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Return the gradient noise scale that float32 showed at the recipe's batch, if it did."""
+        batch, shares = self._noise_shares.get(recipe.batch_size, (1, {}))
+        return noise_scale(sorted(shares.items()), batch)
 
     def extend(
         self, recipe: Recipe, runs: RecordedRuns, max_steps: int, *, stop_at_plateau: bool
@@ -242,6 +253,12 @@ class RunRecorder:
         if math.isinf(self.deadline):
             return None
         return max(0.0, self.deadline - time.monotonic())
+
+
+def gradient_batch(recipe: Recipe, micro_batch: int) -> int:
+    """Return the samples of one backward pass: a micro-batch of every rank."""
+    ranks = recipe.distributed
+    return micro_batch * (1 if ranks is None else ranks.world_size)
 
 
 def float32_of(recipe: Recipe) -> Recipe:

@@ -137,6 +137,9 @@ class Prover:
             attempt = self._refuse(recipe, reason)
             return replace(attempt, seconds=time.monotonic() - started)
         attempt = replace(attempt, seconds=time.monotonic() - started)
+        if attempt.proven is not None:
+            seen = self._proof.noise_scale(recipe)
+            attempt = replace(attempt, proven=replace(attempt.proven, noise_scale=seen))
         self._keep(recipe, attempt.proven)
         self._explain(recipe if attempt.proven is None else attempt.proven.recipe)
         return attempt

@@ -75,7 +75,7 @@ class Search:
         self._baseline = baseline
         self._clock, self._began = clock, clock()
         self._drift_monitor = DriftMonitor(job, space, self._keep)
-        self.time_limit_reached = False
+        self.not_covered: tuple[str, ...] = ()
 
     @property
     def space(self) -> Space:
@@ -121,9 +121,9 @@ class Search:
             if settled is None:
                 return history
             over = self._time_limit_reached() if history else None
-            self.time_limit_reached = bool(over)
             decision = over or _decide(job, space, settled, history, repeats)
             if isinstance(decision, Stop):
+                self.not_covered = self._left_out(history, out_of_time=over is not None)
                 job.listener(Note(f"the search ends: {decision.reason}"))
                 return history
             trial, point = study.ask(decision.point)
@@ -136,6 +136,16 @@ class Search:
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
+
+    def _left_out(self, history: Sequence[Outcome], *, out_of_time: bool) -> tuple[str, ...]:
+        """Return what the search did not try for lack of time."""
+        if out_of_time:
+            return ("recipes the search had no time to try",)
+        most = self._job.deadline.longest_step * max(outcome.rate for outcome in history)
+        tried = {int(outcome.point[BATCH]) for outcome in history}
+        if any(size > most for size in self._space.batch_sizes if size not in tried):
+            return ("batches whose steps are too long to be proven in the time",)
+        return ()
 
     def _keep(self, replicate: Outcome) -> None:
         """Keep another timing of a point that has a trial."""

@@ -36,7 +36,7 @@ def run_search(
         trials=Trials(preflight.task, search.space, history, preflight.rehearsed),
         baseline_point=baseline,
         notes=_notes(space, requested, baseline),
-        not_covered=("recipes the search had no time to try",) if search.time_limit_reached else (),
+        not_covered=search.not_covered,
     )
 
 

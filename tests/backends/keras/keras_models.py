@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from autoprec.backends.keras.apply.train_function import retrace_functions
+
 
 def data(samples: int = 32, features: int = 8, classes: int = 4, seed: int = 0) -> Any:
     random = np.random.default_rng(seed)
@@ -30,6 +32,13 @@ def compiled(model: Any, **arguments: Any) -> Any:
     arguments.setdefault("optimizer", keras.optimizers.SGD(0.05))
     arguments.setdefault("loss", "sparse_categorical_crossentropy")
     model.compile(**arguments)
+    return model
+
+
+def eagerly(model: Any) -> Any:
+    """Let a model train without a trace, whose making takes ten times as long as a few steps."""
+    model.run_eagerly = True
+    retrace_functions(model, watched=True)
     return model
 
 

@@ -89,7 +89,8 @@ class Weight:
         for batch, seed in batches:
             losses.append(self.loss(batch, seed))
             if answer is not None and not answer.known and self.framework.answers:
-                answer.known, answer.loss, answer.gradient = True, losses[-1], [self.value]
+                answer.known, answer.loss = True, losses[-1]
+                answer.gradient = self.gradient(batch)
                 answer.buffers = self.buffers()
             self.framework.log.append(("trained", batch, seed))
         self.value /= 2
@@ -104,7 +105,10 @@ class Weight:
         return 0.0 if self.recipe.policy is Policy.FLOAT32 else ERROR
 
     def loss_and_gradient(self, batch: int, seed: int) -> tuple[float, list[float]]:
-        return self.loss(batch, seed), [self.value + self.off]
+        return self.loss(batch, seed), self.gradient(batch)
+
+    def gradient(self, batch: int) -> list[float]:
+        return [self.value + self.off + self.framework.gradient_noise * batch]
 
     def loss_and_gradient_watched(self, batch: int, seed: int) -> Any:
         return *self.loss_and_gradient(batch, seed), Float16Magnitudes(2.0, False, 0.5)
@@ -148,6 +152,7 @@ class Weights:
     has_evaluate: bool = False
     metric: Any = None
     evaluated: Any = lambda weight, batch: Evaluated(weight.value, [weight.value])
+    gradient_noise: float = 0.0
     log: list[Any] = field(default_factory=list)
     open_now: list[Any] = field(default_factory=list)
     placed: int = 0

@@ -54,13 +54,29 @@ def test_float32_answers_in_its_own_run_and_is_asked_again_only_where_that_shows
 ):
     traced, framework = tracer(answers=answers)
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 3))
-    assert [entry[0] for entry in framework.log].count("loss") == losses
+    noise = 2  # another batch's gradient at each checkpoint
+    assert [entry[0] for entry in framework.log].count("loss") == losses + noise
     points = traced.compare_steps(recipe=FLOAT16)
     assert [(p.reference, p.loss - p.reference) for p in points] == [(1.0, ERROR), (3.125, ERROR)]
     assert [p.gradient_error for p in points] == [ERROR, ERROR]
     framework.log.clear()
     traced.compare_steps(recipe=FLOAT16)
     assert [entry[:2] for entry in framework.log] == [("loss", 0), ("loss", 3)]
+
+
+@pytest.mark.parametrize("compared", [None, 16])
+def test_the_noise_of_a_gradient_is_seen_in_that_of_the_next_batch(compared):
+    """They differ by 1, which this framework takes for the error of either."""
+    traced, _ = tracer(gradient_noise=1.0)
+    traced.reference(batch_size=8, steps=4, checkpoints=(0, 2), compared_batch=compared)
+    first, last = traced.compare_steps(recipe=FLOAT16)
+    assert first.noise_share == last.noise_share == 0.5
+
+
+def test_gradients_that_are_alike_show_no_noise():
+    traced, _ = tracer()
+    traced.reference(batch_size=8, steps=2, checkpoints=(0,))
+    assert traced.compare_steps(recipe=FLOAT16)[0].noise_share is None
 
 
 def test_the_answer_at_a_checkpoint_is_that_of_the_first_micro_batch():

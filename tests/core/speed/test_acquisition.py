@@ -168,7 +168,7 @@ class Starved(Machine):
 
 @pytest.mark.parametrize(
     ("machine", "ladder", "compared_at"),
-    [(Host(), [32, 128, 1024, 4096], 1024), (Busy(), [32, 128], 32), (Starved(), [32, 128], 128)],
+    [(Host(), [32, 128, 1024, 4096], 1024), (Busy(), [32, 128], 32)],
 )
 def test_the_batch_grows_first_then_policies_run_at_it_then_both_are_compiled(
     machine, ladder, compared_at
@@ -185,6 +185,26 @@ def test_the_batch_grows_first_then_policies_run_at_it_then_both_are_compiled(
     assert all(wanted for _, wanted, _ in compiled)
     best = max(history, key=lambda outcome: outcome.rate).point
     assert (best["policy"], best["compile"]) == ("mixed_bfloat16", True)
+
+
+def test_no_batch_grows_beyond_what_the_loader_feeds():
+    """One rung shows that it feeds no more at larger ones; policies are compared all the same."""
+    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 4096))
+    history, _ = search(Starved(), space=space)
+    assert [o.point for o in history[:3]] == [at(32), at(128), at(128, "mixed_bfloat16")]
+    assert max(outcome.point[BATCH] for outcome in history) == 128
+
+
+def test_the_batch_grows_where_the_loader_feeds_more_at_larger_ones():
+    class Collating(Machine):
+        """A loader that needs as long for a batch of any size, up to 4096."""
+
+        def run(self, point):
+            found = Host().run(point)
+            return replace(found, measurement=replace(found.measurement, data_seconds=0.02))
+
+    history, _ = search(Collating(), space=Space((Policy.FLOAT32,), powers_of_two(8, 4096)))
+    assert max(outcome.point[BATCH] for outcome in history) >= 1024
 
 
 def test_a_batch_that_could_not_be_proven_in_time_is_not_tried():

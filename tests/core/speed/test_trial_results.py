@@ -13,8 +13,11 @@ from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.selection import Finalist, choose
-from autoprec.core.speed.space import BATCH, point_key
+from autoprec.core.speed.selection import (
+    Finalist,
+    choose,
+)
+from autoprec.core.speed.space import BATCH, KNEE_SHARE, MOST_SHARE, point_key
 from autoprec.core.speed.trial_results import (
     Outcome,
     Status,
@@ -61,9 +64,10 @@ def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_on
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
         best = max(outcome.rate for outcome in history)
-        close = [o for o in history if o.rate >= best * (1 - SPEED.other_batch_same_speed_share)]
-        assert chosen[0].rate >= best * (1 - SPEED.same_speed_share)
-        assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
+        size = min(o.point[BATCH] for o in history if o.rate >= best * (1 - KNEE_SHARE))
+        assert chosen[0].point[BATCH] == size
+        alike = max(o.rate for o in history if o.point[BATCH] == size)
+        assert chosen[0].rate >= alike * (1 - SPEED.same_speed_share)
         rest = [outcome.rate for outcome in chosen[1:]]
         assert rest == sorted(rest, reverse=True)
 
@@ -134,11 +138,31 @@ def test_both_choices_agree_without_a_plain_recipe_among_the_equally_fast(points
     assert WIDE.recipe(first.point) == chosen.recipe
 
 
-@pytest.mark.parametrize(("rate", "batch"), [(100.3, 32), (100.0, 64)])
-def test_a_smaller_batch_is_taken_only_where_nothing_is_lost(rate, batch):
-    """In a race a per cent is less than two batches' ratio is known to."""
-    history = [measured(at(64), 100.5), measured(at(32), rate)]
-    assert shortlist(history, SPACE)[0].point[BATCH] == batch
+@pytest.mark.parametrize(
+    ("share", "rate", "batch"),
+    [
+        (MOST_SHARE, 99.8, 32),
+        (MOST_SHARE, 99.7, 64),
+        (KNEE_SHARE, 98.1, 32),
+        (KNEE_SHARE, 97.9, 64),
+    ],
+)
+def test_a_smaller_batch_is_taken_within_the_spaces_share(share, rate, batch):
+    history = [measured(at(64), 100), measured(at(32), rate)]
+    space = replace(SPACE, batch_share=share)
+    assert shortlist(history, space)[0].point[BATCH] == batch
+
+
+def test_a_batch_that_the_loader_does_not_feed_is_not_preferred():
+    def fed(point, rate, loader):
+        outcome = measured(point, rate)
+        assert outcome.measurement is not None
+        seconds = outcome.measurement.samples_per_step / loader
+        return replace(outcome, measurement=replace(outcome.measurement, data_seconds=seconds))
+
+    history = [fed(at(32), 100, 90.0), fed(at(64), 200, 91.0)]
+    assert shortlist(history, SPACE)[0].point[BATCH] == 32
+    assert shortlist([history[0], fed(at(64), 200, 150.0)], SPACE)[0].point[BATCH] == 64
 
 
 def curve(**slower):

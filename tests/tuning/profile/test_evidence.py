@@ -19,6 +19,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.tuning.options import Options
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.stage_results import REFERENCE, ProvenRecipe, TuningResult
 from tests.tuning.fake_results import BFLOAT16, SPACE, TASK, found, timed, with_confirmation
@@ -50,6 +51,7 @@ def profile_of(result: TuningResult, *, devices: int = 1, float32_allowed: bool 
         checkpoint=None,
         memory_bytes=None,
         task=SimpleNamespace(name="model.py"),
+        options=Options(),
     )
     return build_profile(cast(Any, job), result, digest="0" * 64, seconds=1.0)
 
@@ -74,6 +76,25 @@ def test_a_winners_claims_are_those_of_the_confirmation_and_its_proof() -> None:
         "6 rounds) and trains like float32; "
     )
     assert (evidence.baseline.step_seconds, evidence.chosen.step_seconds) == (0.1, 0.05)
+
+
+def test_the_batch_is_an_answer_of_its_own() -> None:
+    small = replace(BFLOAT16, batch_size=16)
+    slow = Outcome(SPACE.point(small), Status.OK, timed(0.025))
+    batch = profile_of(won(slow)).evidence.batch
+    assert batch is not None
+    assert (batch.yours, batch.chosen, batch.rule) == (32, 32, "knee")
+    assert (batch.knee, batch.fits, batch.loader_feeds) == (16, 32, None)
+    alone = profile_of(won()).evidence.batch
+    assert alone is not None
+    assert (alone.knee, alone.fits) == (None, 32)
+
+
+def test_the_loaders_pace_is_kept_in_samples_a_second() -> None:
+    result = with_confirmation(won(), measured={BFLOAT16.key(): (timed(0.05, data_seconds=0.2),)})
+    batch = profile_of(result).evidence.batch
+    assert batch is not None
+    assert batch.loader_feeds == 160.0
 
 
 def test_a_task_of_16_bit_weights_is_no_float32_in_its_profile() -> None:

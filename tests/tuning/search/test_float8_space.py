@@ -61,25 +61,6 @@ def built(
     return space, said, refusals_for_task(job, known, facts, space.policies)
 
 
-@pytest.mark.parametrize(
-    ("framework", "facts", "asked", "compiled"),
-    [
-        ("torch", H100, None, True),
-        ("torch", MI300, None, True),
-        ("torch", CPU, None, False),
-        ("keras", CPU, None, True),
-        ("torch", H100, False, False),
-        ("keras", CPU, False, False),
-        ("torch", CPU, True, True),
-    ],
-)
-def test_compiled_recipes_are_tried_where_that_tends_to_pay_or_as_asked(
-    framework: str, facts: DeviceFacts, asked: bool | None, compiled: bool
-) -> None:
-    space, _, _ = built(Options(compile=asked), facts, framework=framework)
-    assert space.compile == ((False, True) if compiled else (False,))
-
-
 def float8(facts: DeviceFacts, options: Options = GPU, **task: Any) -> tuple[bool, str]:
     """Whether float8 is tried, and the refusal if there is one."""
     found, _, refused = built(options, facts, **task)

@@ -146,7 +146,7 @@ def test_a_search_that_its_limit_ended_says_so(
     monkeypatch.setattr(search_loop, "run_trial", slow)
     tuning.run()
     assert len(tuning.history) == 3
-    assert tuning.search.time_limit_reached
+    assert tuning.search.not_covered == ("recipes the search had no time to try",)
     assert tuning.notes == ["the search ends: the search's limit of 100 s is reached"]
 
 

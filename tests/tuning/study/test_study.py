@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
+from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
 from autoprec.tuning.options import Options, Sampler
-from autoprec.tuning.proof.stored_verdicts import StoredProofSteps
+from autoprec.tuning.proof.stored_verdicts import StoredProofLengths
 from autoprec.tuning.study import study as study_module
 from autoprec.tuning.study.study import Study, record_out_of_memory, study_name
 
@@ -164,18 +165,17 @@ def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str)
         study.tell(trial, outcome(point))
 
 
-def test_how_many_steps_proofs_take_is_known_to_the_next_tuning(journal: Path) -> None:
-    steps = StoredProofSteps(opened(journal), Options())
-    steps["8x1"] = 480
-    steps["16x2"] = 120
-    again = StoredProofSteps(opened(journal), Options())
-    assert dict(again) == {"8x1": 480, "16x2": 120}
-    assert (
-        dict(StoredProofSteps(opened(journal), Options(proof_seconds=8.0))) == {}
-    )  # less time was given
+def test_how_long_proofs_are_is_known_to_the_next_tuning(journal: Path) -> None:
+    longest, shorter = ProofLength(480, 8), ProofLength(120, 16)
+    lengths = StoredProofLengths(opened(journal), Options())
+    lengths["8x1"], lengths["32x2"] = longest, shorter
+    again = StoredProofLengths(opened(journal), Options())
+    assert dict(again) == {"8x1": longest, "32x2": shorter}
+    less_time = Options(proof_seconds=8.0)
+    assert dict(StoredProofLengths(opened(journal), less_time)) == {}
     del again["8x1"]
-    assert dict(steps) == {"16x2": 120}
-    assert len(steps) == 1
+    assert dict(lengths) == {"32x2": shorter}
+    assert len(lengths) == 1
 
 
 def test_a_proof_of_fewer_steps_than_are_a_training_is_refused() -> None:

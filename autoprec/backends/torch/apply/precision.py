@@ -21,15 +21,13 @@ import torch
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.autocast_context import EMPTY, EachEntry, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
-from autoprec.backends.torch.apply.float32_islands import Float32Outputs
 from autoprec.backends.torch.apply.float32_results import results_to_float32
-from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
-from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
+from autoprec.backends.torch.apply.scaled_model import forget_buffers, keep_buffers
 from autoprec.backends.torch.apply.second_models import SecondModels
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
@@ -80,11 +78,7 @@ class Precision:
                 "fully_shard (FSDP2), or mixed_bfloat16"
             )
         self.scaler = LossScaler(self._device_type, recipe.applied_loss_scale)
-        if self.scaler.is_enabled():
-            root = unwrap(model)
-            self.scaler.buffers = kept = KeptBuffers(root, self._device_type)
-            for wrapper in (w for w in wrappers_on(root) if isinstance(w, Float32Outputs)):
-                wrapper.kept_buffers = kept
+        keep_buffers(self.scaler, unwrap(model), self._device_type)
         self._steps = OptimizerSteps(
             model, self.optimizers, self.scaler, accumulation_steps=steps, sync=self._sync
         )
@@ -330,9 +324,7 @@ class Precision:
         Kept memory (`keep_memory`) stays kept: no process can take that back. So does our hook in
         DistributedDataParallel, which reduces as DDP does without, and what `fully_shard` was told.
         """
-        kept, self.scaler.buffers = self.scaler.buffers, None
-        if kept is not None:
-            kept.forget()
+        forget_buffers(self.scaler)
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()

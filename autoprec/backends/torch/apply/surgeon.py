@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.attached import AttachedRecipe
+from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.idle_precision import IdlePrecision
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.apply.precision import Precision
 from autoprec.backends.torch.apply.process_settings import (
@@ -66,25 +69,9 @@ class TorchSurgeon:
         for another number of ranks than train here keeps its effective batch. Ranks that share the
         model all raise the same `UsageError`, and apply nothing, where their recipes do not agree.
         """
-        _check(model, optimizers)
-        address = str(resolve_device(device))
-        recipe, refitted = fit_to_ranks(recipe)
-        require_agreement(recipe, model, address)
-        _end_checks(model)
-        report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
-        release_process_settings(unwrap(model))
-        done = set_process_settings(recipe, address, unwrap(model))
-        unkept = (_MEMORY_NOT_KEPT,) if recipe.keeps_memory and _MEMORY_KEPT not in done else ()
-        ranks = (*refitted, *set_reduction(recipe, model), *unproven(recipe, model))
-        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept, *ranks))
-        for warning in report.warnings:
-            warnings.warn(warning, AutoprecWarning, stacklevel=2)
-        operation = current_operation(model)
-
-        def undo() -> None:
-            if current_operation(model) is operation:  # a later one has undone this already
-                _undo_surgery(model)
-
+        recipe, address, report, undo = self._operate(
+            recipe, model, optimizers, device, whole=model
+        )
         precision = Precision(
             recipe,
             model=model,
@@ -115,6 +102,76 @@ class TorchSurgeon:
             action=action,
             every=every,
         )
+
+    def attach(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        whole: nn.Module,
+        scaler: LossScaler,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        device: str = "cpu",
+        casts_itself: bool = False,
+    ) -> AttachedRecipe:
+        """Apply `recipe` in place to a model whose training loop somebody else owns.
+
+        As `apply`, but for the `Precision`: the loop's own backward passes and updates go through
+        `scaler`. `whole` is what the loop trains, `model` or a module around it, which ranks may
+        share. A model that `casts_itself` runs under autocast wherever it is called.
+        """
+        recipe, address, report, undo = self._operate(
+            recipe, model, optimizers, device, whole=whole, casts_itself=casts_itself
+        )
+        return AttachedRecipe(
+            recipe,
+            root=unwrap(model),
+            optimizers=optimizers,
+            device=address,
+            scaler=scaler,
+            report=report,
+            undo=undo,
+        )
+
+    def _operate(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: str,
+        *,
+        whole: nn.Module,
+        casts_itself: bool = False,
+    ) -> tuple[Recipe, str, ChangeReport, Callable[[], None]]:
+        """Apply a recipe; return it as it fits the ranks, the device, what was done, and undo."""
+        _check(model, optimizers)
+        address = str(resolve_device(device))
+        recipe, refitted = fit_to_ranks(recipe)
+        require_agreement(recipe, whole, address)
+        _end_checks(model)
+        report = operate(
+            recipe,
+            model,
+            optimizers,
+            address,
+            compile_backend=self._compile_backend,
+            casts_itself=casts_itself,
+        )
+        release_process_settings(unwrap(model))
+        done = set_process_settings(recipe, address, unwrap(model))
+        unkept = (_MEMORY_NOT_KEPT,) if recipe.keeps_memory and _MEMORY_KEPT not in done else ()
+        ranks = (*refitted, *set_reduction(recipe, whole), *unproven(recipe, whole))
+        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept, *ranks))
+        for warning in report.warnings:
+            warnings.warn(warning, AutoprecWarning, stacklevel=3)
+        operation = current_operation(model)
+
+        def undo() -> None:
+            if current_operation(model) is operation:  # a later one has undone this already
+                _undo_surgery(model)
+                release_reduction(whole)
+
+        return recipe, address, report, undo
 
     def distribute(self, recipe: Recipe, *, model: nn.Module, device: str) -> nn.Module:
         """See `RankSurgeon.distribute`."""

@@ -12,11 +12,18 @@ from torch import nn
 
 from autoprec.backends.torch.watch.caught_call import CaughtCall
 from autoprec.backends.torch.watch.differences import difference, is_repeated
-from autoprec.backends.torch.watch.live_islands import needed_islands
+from autoprec.backends.torch.watch.live_islands import units_of
 from autoprec.backends.torch.watch.repeated_call import RepeatedCall, Run
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.numerics.islands import needed_islands
 from autoprec.core.numerics.tolerance import Tolerance, finite_or_none
-from autoprec.core.numerics.watching import Difference, WatchedStep, judge, worst_modules
+from autoprec.core.numerics.watching import (
+    MOST_NOISE,
+    Difference,
+    WatchedStep,
+    judge,
+    worst_modules,
+)
 
 Result = TypeVar("Result")
 
@@ -76,27 +83,35 @@ class Check:
             not_checked=unsaid or partly,
         )
 
-    def mending(self, with_islands: Callable[[tuple[str, ...]], None]) -> tuple[str, ...]:
+    def mending(
+        self,
+        with_islands: Callable[[tuple[str, ...]], None],
+        on_all_ranks: Callable[[bool], bool],
+    ) -> tuple[str, ...]:
         """Search modules that are needed in float32 for this call; empty where none help.
 
-        `with_islands` sets those that are tried in addition; of the last call of it, none.
+        `with_islands` sets those that are tried in addition; of the last call of it, none. Ranks
+        search together, by what is so `on_all_ranks`: a pass may need all of them.
         """
 
         def passes(paths: tuple[str, ...]) -> bool:
             with_islands(paths)
             found, _, _ = self._attempt(Check._low_against_exact)
-            return found is not None and not self._problem_or_why_none(found)[0]
+            mends = found is not None and not self._problem_or_why_none(found)[0]
+            return on_all_ranks(mends)
 
         try:
-            return needed_islands(self._root, passes)
+            return needed_islands(list(units_of(self._root)), passes)
         finally:
             with_islands(())
 
     def _problem_or_why_none(self, found: Difference) -> tuple[str, str]:
         """Say what is wrong, with noise where there is doubt, or why that cannot be told."""
         problem = judge(found, (), Tolerance(), self._roundoff)
-        if not problem or math.isinf(found.outputs) or not self._repeated().can_be_noisy:
+        if not problem or math.isinf(found.outputs):
             return problem, ""
+        if self._noise is None and not self._repeated().can_be_noisy:
+            self._noise = [MOST_NOISE]
         if self._noise is None:
             noise, why, _ = self._attempt(Check._noise_against_exact)
             if noise is None:

@@ -6,7 +6,7 @@ forward (padding, float8, layout, outputs) stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -26,7 +26,6 @@ from autoprec.backends.torch.apply.forward_wrappers import (
 )
 from autoprec.backends.torch.apply.memory_format import ChannelsLastInputs
 from autoprec.core.measurement import Unit
-from autoprec.core.numerics.islands import IslandsFound, IslandTrial, NoIslandsHelp, next_islands
 
 _ISLANDS = (Float32Island, BackToAutocast)
 _OUTSIDE = (Float32Outputs, ChannelsLastInputs)
@@ -64,24 +63,12 @@ def whole_model(root: nn.Module) -> tuple[str, ...]:
     )
 
 
-def needed_islands(root: nn.Module, passes: Callable[[tuple[str, ...]], bool]) -> tuple[str, ...]:
-    """Search the modules that must be in float32 besides those that are; empty where none helps.
+def units_of(root: nn.Module) -> Iterator[Unit]:
+    """Yield what may become an island besides those there are.
 
-    `passes` says whether a call does as float32 does with these islands, given in addition.
+    A matrix of weights stands for the products with it.
     """
-    units = list(_units(root, islands_of(root)))
-    history: list[IslandTrial] = []
-    while True:
-        proposed = next_islands(units, history)
-        if isinstance(proposed, IslandsFound):
-            return proposed.paths
-        if isinstance(proposed, NoIslandsHelp):
-            return ()
-        history.append(IslandTrial(proposed, passes(proposed)))
-
-
-def _units(root: nn.Module, have: Collection[str]) -> Iterator[Unit]:
-    """Yield what may become an island; a matrix of weights stands for its products."""
+    have = islands_of(root)
     every = sum(parameter.numel() for parameter in root.parameters()) or 1
     for path, module in root.named_modules():
         if has_own_code(module) and path not in have and not isinstance(module, NEVER_CALLED):

@@ -16,7 +16,8 @@ from torch import nn
 from autoprec.backends.torch.apply.held_state import Holder, Root, State, code_of, find_holders
 from autoprec.backends.torch.apply.kept_buffers import frozen_in
 from autoprec.backends.torch.apply.tensor_copies import can_be_copied
-from autoprec.backends.torch.train.rng import TorchGenerators, generators_in
+from autoprec.backends.torch.trace.held_snapshot import held_generators
+from autoprec.backends.torch.train.rng import TorchGenerators, put_state, state_of
 
 _Copy = tuple[torch.Tensor, torch.Tensor]
 
@@ -30,7 +31,7 @@ class Moment:
         self._modes = [(module, module.training) for module in root.modules()]
         self._generators = TorchGenerators()
         self._random = self._generators.capture()
-        self._own = [(each, each.get_state()) for each in generators_in(root)]
+        self._own = [(each, state_of(each)) for each in held_generators(root, _roots(root))]
         self._places: list[tuple[MutableMapping[str, Any], str, torch.Tensor | None]] = []
         self._held: list[tuple[Holder, State]] = []
         self._copies: list[_Copy] = []
@@ -68,7 +69,7 @@ class Moment:
         for module, training in self._modes:
             module.training = training
         for generator, known in self._own:
-            generator.set_state(known)
+            put_state(generator, known)
         self._generators.restore(self._random)
 
 

@@ -19,7 +19,7 @@ from torch.nn.modules import module as nn_module
 
 from autoprec.backends.torch.apply.float32_islands import ENTERED
 from autoprec.backends.torch.apply.process_settings import exact_products
-from autoprec.backends.torch.distributed.sharding import sharded_modules
+from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.watch.caught_call import CaughtCall, outputs_in
 from autoprec.backends.torch.watch.moment import Moment
 
@@ -156,6 +156,7 @@ def nothing_changed(root: nn.Module) -> Iterator[None]:
         for each, known in hooks:
             each.update(known)
         ENTERED.extend(entered)
+        reshard(root)  # an optimizer updates the parts
         now.put_back()
 
 

@@ -11,7 +11,6 @@ finds.
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -21,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autoprec.backends.shared.watching import told_what_is_mended, told_what_mends
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import sharded_modules
-from autoprec.backends.torch.distributed.wrapped_models import find_ddps
+from autoprec.backends.torch.distributed.wrapped_models import find_ddps, is_sharded_by_fsdp1
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
 from autoprec.backends.torch.watch.check import Check
@@ -40,7 +40,6 @@ from autoprec.core.numerics.watching import (
     next_check,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.errors import AutoprecError, AutoprecWarning
 
 _TRIES = 8
 """Updates that are waited for a call with gradients before a check is left out."""
@@ -166,7 +165,8 @@ class Watch:
     def _check(self, root: nn.Module, call: CaughtCall) -> None:
         scaler = self._scaler()
         scale = float(scaler.get_scale()) if scaler is not None else 1.0
-        have, modules = islands_of(root), ()
+        have = islands_of(root)
+        modules: tuple[str, ...] = ()
         with nothing_changed(root):
             check = Check(
                 root,
@@ -180,11 +180,10 @@ class Watch:
             failed = any(self._of_all_ranks(bool(step.problem)))
             self._failed = self._failed + 1 if failed else 0
             if self._failed >= FAILED_IN_A_ROW:
-                own: tuple[str, ...] = ()
-                if step.problem:
-                    own = check.mending(lambda more: self._set_islands(root, (*have, *more)))
-                found = self._of_all_ranks(own)
-                modules = tuple(dict.fromkeys(path for paths in found for path in paths))
+                modules = check.mending(
+                    lambda more: self._set_islands(root, (*have, *more)),
+                    lambda mends: all(self._of_all_ranks(mends)),
+                )
         soon = failed or check.overflowed
         self._due = self.updates + 1 + min(CONFIRM_AFTER, self._every) if soon else self._next()
         if self._failed >= FAILED_IN_A_ROW:
@@ -200,26 +199,19 @@ class Watch:
         self, root: nn.Module, step: WatchedStep, have: Sequence[str], modules: tuple[str, ...]
     ) -> None:
         """Mend, warn or raise, on all ranks alike; `modules` besides `have` mend the call."""
-        said = step.problem or "another rank's part of the batch is not what float32 computes"
-        began = f"after {step.updates - 1} updates in {self._recipe.policy} {said}"
-        if self._action == "float32":
-            whole = self._mended or not modules
-            done = "the whole model" if whole else named(modules)
-            self._set_islands(root, whole_model(root) if whole else (*have, *modules))
-            self._mended = True
-            self.steps.append(replace(step, modules=modules, action=f"{done} in float32"))
-            _warn(f"{began}. From the next update on {done} is kept in float32")
+        policy = self._recipe.policy
+        if self._action != "float32":
+            self.steps.append(replace(step, modules=modules, action=self._action))
+            if modules not in self._told:
+                self._told.add(modules)
+                told_what_mends(step, policy, modules, self._action)
             return
-        self.steps.append(replace(step, modules=modules, action=self._action))
-        advice = f"keep {named(modules)} in float32: float32_modules in the profile"
-        if not modules:
-            advice = "no few modules in float32 mend that, so train in float32"
-        advice += ', or apply_profile(..., watch="float32")'
-        if self._action == "raise":
-            raise AutoprecError(f"{began}. To go on, {advice}")
-        if modules not in self._told:
-            self._told.add(modules)
-            _warn(f"{began}. It may not train as float32 does; {advice}")
+        whole = self._mended or not modules
+        done = "the whole model" if whole else named(modules)
+        self._set_islands(root, whole_model(root) if whole else (*have, *modules))
+        self._mended = True
+        self.steps.append(replace(step, modules=modules, action=f"{done} in float32"))
+        told_what_is_mended(step, policy, done)
 
     def _set_islands(self, root: nn.Module, paths: Sequence[str]) -> None:
         dtype = autocast_dtype(self._recipe.policy)
@@ -271,10 +263,10 @@ def _groups(model: nn.Module) -> list[Any]:
 
 
 def is_watchable(model: nn.Module) -> bool:
-    """Return whether a model can be watched: statistics over all ranks need all of them."""
-    return not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    """Return whether a model can be watched.
 
-
-def _warn(text: str) -> None:
-    silence = "To silence: watch=False, or filter autoprec.errors.AutoprecWarning"
-    warnings.warn(f"{text}. {silence}", AutoprecWarning, stacklevel=2)
+    Not with statistics over all ranks, which would wait for one whose memory is full, nor in
+    FullyShardedDataParallel, whose modules cannot be called out of turn.
+    """
+    synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    return not (synced or is_sharded_by_fsdp1(model))
