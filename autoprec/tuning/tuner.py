@@ -90,7 +90,7 @@ def _tune_after_preflight(
     found = run_search(job, study, preflight, runner)
     if said := first_answer(found):
         job.listener(Note(said))
-    search = run_race(job, found, runner)
+    search = run_race(job, study, found, runner)
     prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)

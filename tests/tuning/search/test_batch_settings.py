@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoprec.core.speed.space import KNEE_SHARE, MOST_SHARE
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.errors import UsageError
 from autoprec.tuning.options import Options
 from tests.tuning.test_preflight import built
@@ -13,10 +13,10 @@ from tests.tuning.test_preflight import built
 @pytest.mark.parametrize(
     ("options", "batch_size", "share"),
     [
-        (Options(), None, KNEE_SHARE),
-        (Options(batch="max"), None, MOST_SHARE),
-        (Options(batch=64), None, MOST_SHARE),
-        (Options(), 64, MOST_SHARE),
+        (Options(), None, SPEED.knee_share),
+        (Options(batch="max"), None, SPEED.most_share),
+        (Options(batch=64), None, SPEED.most_share),
+        (Options(), 64, SPEED.most_share),
     ],
 )
 def test_a_smaller_batch_may_lose_speed_where_the_knee_is_wanted_and_batches_are_free(
