@@ -86,7 +86,7 @@ def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
     """Search, race, prove and confirm."""
-    search = run_race(job, run_search(job, study, preflight, runner), runner)
+    search = run_race(job, study, run_search(job, study, preflight, runner), runner)
     prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)
@@ -136,6 +136,8 @@ def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
 
 
 def _open_study(job: TuningJob, digest: str) -> Study:
+    from autoprec.tuning.study.samplers import sampler_of
+
     name = study_name(
         job.task.stem,
         digest,
@@ -145,6 +147,7 @@ def _open_study(job: TuningJob, digest: str) -> Study:
         *(() if job.checkpoint is None else (job.checkpoint,)),
     )
     storage = job.options.storage or default_journal(job.task)
+    sampler_of(job.options.sampler, job.options.seed)  # refused before anything is measured
     study = Study(storage, name, fresh=job.options.fresh)
     path = str(job.task.resolve())
     if study.recall(TASK_PATH, str) != path:

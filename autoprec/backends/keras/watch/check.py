@@ -34,6 +34,8 @@ from autoprec.core.numerics.watching import Difference, WatchedStep, judge, wors
 NOISE = 2.0**-9
 """The noise on weights: half a digit of bfloat16."""
 
+_PLAIN = (bool, int, float, str)
+
 _NOISE_SEED = 7919
 _NOISE_DRAWS = 2
 
@@ -152,7 +154,15 @@ class Check:
 
 @contextlib.contextmanager
 def nothing_changed(model: Any) -> Iterator[None]:
-    """Put back the state of a model, of its metrics and optimizers, and of random numbers."""
+    """Put back the state of a model, of its metrics and optimizers, and of random numbers.
+
+    Numbers and texts in layers' own attributes are state as well.
+    """
+    layers = [model, *model._flatten_layers(include_self=False)]
+    numbers = [
+        (vars(layer), {k: v for k, v in vars(layer).items() if isinstance(v, _PLAIN)})
+        for layer in layers
+    ]
     metrics = [v for metric in model.metrics for v in metric.variables]
     state = [*state_variables(model), *metrics]
     state += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
@@ -169,6 +179,8 @@ def nothing_changed(model: Any) -> Iterator[None]:
             if any(id(variable) not in known for variable in metric.variables):
                 metric.reset_state()
         generators.restore(drawn)
+        for attributes, plain in numbers:
+            attributes.update(plain)
 
 
 def _gradients(
