@@ -43,15 +43,9 @@ def keep_all(finals: tuple[Finalist, ...]) -> Collection[int]:
 _PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
 
 
-def may_share_worker(recipe: Recipe, framework: str) -> bool:
-    """Say whether a recipe's times on a CPU are unaffected by other sessions in its process.
-
-    See `Capabilities.sessions_interfere`.
-    """
-    wide = any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS)
-    if registry.capabilities(framework).sessions_interfere:
-        return recipe.keeps_memory and not recipe.compile and not wide
-    return not wide
+def may_share_worker(recipe: Recipe) -> bool:
+    """Say whether sessions of other recipes may be open in the recipe's process."""
+    return not any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS)
 
 
 class InterleavedTiming:
@@ -137,7 +131,7 @@ class InterleavedTiming:
                 self._sessions.renew_sessions(order)
             for index in reversed(order) if backwards is (ran % 2 == 0) else order:
                 turns[index].append(self._time_turn(index))
-            if not ran and self._new_processes and self._sessions.together:
+            if not ran and self._new_processes:
                 each = max(time.monotonic() - began + self._sessions.open_seconds, 1e-3)
                 worth = SPEED.sessions_over_processes * math.sqrt(
                     self._sessions.start_seconds / each
@@ -219,17 +213,23 @@ def time_interleaved(
     trials: KnownMemory,
     runner: Runner,
     running: SelectRemaining = keep_all,
+    *,
+    new_processes: bool = True,
 ) -> TimedRounds:
     """Time recipes in alternation; raise `FinalistFailed` where one of them fails.
 
     Recipes that may share a worker use `runner`, and release their memory there at the end. The
-    others get runners of their own. `trials` tell how much memory each recipe needs.
+    others get runners of their own. `trials` tell how much memory each recipe needs. On a CPU each
+    round has `new_processes`, unless only the order of recipes matters: what a process adds to the
+    times of all that run in it does not change that.
     """
+    interfere = job.on_cpu and registry.capabilities(trials.framework).sessions_interfere
+    together = not interfere and fit_in_memory_together(job, recipes, trials)
 
     def shares(recipe: Recipe) -> bool:
-        return job.on_cpu and may_share_worker(recipe, trials.framework)
+        return job.on_cpu and may_share_worker(recipe)
 
-    if not any(map(shares, recipes)):
+    if not (together and any(map(shares, recipes))):
         runner.drop()  # frees its memory for the recipes that run
     timing = InterleavedTiming(
         recipes,
@@ -237,11 +237,11 @@ def time_interleaved(
         job.runner,
         shares=shares,
         seed=job.options.seed,
-        together=fit_in_memory_together(job, recipes, trials),
+        together=together,
         listener=job.listener,
         contention_monitor=job.contention_monitor,
         concurrently=job.on_cpu,
-        new_processes=job.on_cpu,
+        new_processes=new_processes and job.on_cpu,
     )
     with timing:
         finalists = timing.run(rounds, running)

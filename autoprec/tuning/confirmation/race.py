@@ -158,4 +158,6 @@ def time_race(
         on = who_runs_on([each.rates for each in finalists[1:]], took)
         return (0, *(1 + index for index in on)) if on else ()
 
-    return time_interleaved(job, recipes, SPEED.most_rounds, trials, runner, running)
+    return time_interleaved(
+        job, recipes, SPEED.most_rounds, trials, runner, running, new_processes=False
+    )

@@ -1,8 +1,9 @@
 """The workers and sessions of recipes that are timed in alternation.
 
 Starting a process costs as much as several rounds, so recipes share a worker where that does not
-change their times. Where the recipes together exceed the memory limit, a session is opened for its
-turn, warmed up, and closed again.
+change their times. Where open sessions would disturb each other, or exceed the memory limit, a
+session is opened for its turn, warmed up, and closed again: a worker serves all recipes that keep
+freed memory or do not, with as many threads, which no process takes back.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def raise_baseline_failed(failed: FinalistFailed) -> NoReturn:
 
 #: How long a session is warmed up, in a shared worker and in one of its own. The first steps of a
 #: new session fault its memory in: a GPT's at batch 256 ran at 46 to 243 samples/s, then at 243.
+#: The second session of a worker is faster than its first by up to a fifth however long that was.
 _SHARED_WORKER_WARMUP_SECONDS, _OWN_WORKER_WARMUP_SECONDS = 0.1, 0.5
 
 #: The first step after another worker's turn is slower: that worker's threads spin for some
@@ -55,6 +57,7 @@ _WORKER_SWITCH_PAUSE_SECONDS, _LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
 class Sessions:
     """The sessions of some recipes, by number; those that may share a worker use that of `shared`.
 
+    They are open `together`, or one at a time.
     `start_seconds` and `open_seconds` are what starting the workers and opening the sessions took
     the last time.
     """
@@ -80,10 +83,17 @@ class Sessions:
         self._own: list[Runner] = []
         self._last: Runner | None = None
         self._runners: list[Runner] = []
+        self._used: set[Runner] = set()
+        alike: dict[object, Runner] = {}
         for recipe in recipes:
-            if not shares(recipe) and (together or not self._own):
+            if together and shares(recipe):
+                self._runners.append(shared)
+                continue
+            setting = recipe.keeps_memory, recipe.knobs.get("threads")
+            if together or setting not in alike:
                 self._own.append(make_runner())
-            self._runners.append(shared if shares(recipe) else self._own[-1])
+                alike[setting] = self._own[-1]
+            self._runners.append(alike[setting])
 
     @property
     def pids(self) -> list[int]:
@@ -97,23 +107,25 @@ class Sessions:
             with contextlib.suppress(WorkerFailure):  # opening fails again, and names the recipe
                 runner.load()
 
-        if not self.together:
-            return
         began, indices = time.monotonic(), tuple(indices)
         self._each_in_a_thread(load, {self._runners[index] for index in indices})
         self.start_seconds = time.monotonic() - began
-        self._open_sessions(indices)
+        if self.together:
+            self._open_sessions(indices)
 
     def renew_processes(self, indices: Iterable[int]) -> None:
         """Replace every worker, and open the sessions in the new ones."""
         for runner in {*self._runners}:
             runner.drop()
         self._open_now.clear()
+        self._used.clear()
         self._last = None
         self.start(indices)
 
     def renew_sessions(self, indices: Iterable[int]) -> None:
-        """Open the sessions anew, in the same workers."""
+        """Open the sessions anew, in the same workers, where they are not opened for each turn."""
+        if not self.together:
+            return
         indices = tuple(indices)
         for index in indices:
             self.close(index)
@@ -142,7 +154,12 @@ class Sessions:
                 self.time(index, 0.0)
 
     def open_alone(self, index: int) -> None:
-        """Open a session for one turn."""
+        """Open a session for one turn; a worker's first one, which is slower, is not timed."""
+        if self._runners[index] not in self._used:
+            self._used.add(self._runners[index])
+            self._open(index)
+            self.time(index, _OWN_WORKER_WARMUP_SECONDS)
+            self.close(index)
         self._open(index)
         self.time(index, _OWN_WORKER_WARMUP_SECONDS)
 

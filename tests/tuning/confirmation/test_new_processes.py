@@ -128,13 +128,27 @@ def test_new_workers_replace_all_and_the_shared_one_is_left_alone_and_empty(cloc
     assert kept.open == {}
 
 
-def test_what_does_not_fit_together_has_new_workers_too(clock: Clock) -> None:
+def test_sessions_that_are_not_open_together_have_new_workers_too(clock: Clock) -> None:
+    """One worker for recipes that keep freed memory; the first session of each is not counted."""
     workers = Workers(slow(clock, load=9.0))
     made, _ = contest(workers, [PLAIN, FAST, LARGE], together=False, new_processes=True)
     with made:
         made.run(3)
     assert len(workers.made) == 2 * 3
-    assert [method for _, method, _ in workers.log].count("open") == 3 * 3
+    opened = [(worker, name) for worker, method, name in workers.log if method == "open"]
+    assert len(opened) == 3 * (2 + 4 * 3)
+    assert len({worker for worker, name in opened if name == "final0"}) == 3
+    kept = [{w for w, name in opened if name == f"final{index}"} for index in (1, 2)]
+    assert kept[0] == kept[1]
+
+
+def test_a_race_keeps_its_workers(clock: Clock) -> None:
+    workers = Workers(slow(clock, load=9.0))
+    made, _ = contest(workers, [PLAIN, FAST, LARGE], together=False)
+    with made:
+        made.run(3)
+    assert len(workers.made) == 2
+    assert [method for _, method, _ in workers.log].count("open") == 2 + 3 * 3
 
 
 def test_no_session_is_opened_for_a_finalist_that_is_out(clock: Clock) -> None:
@@ -146,19 +160,23 @@ def test_no_session_is_opened_for_a_finalist_that_is_out(clock: Clock) -> None:
     assert sorted(opened) == ["final0"] * 3 + ["final1"] + ["final2"] * 3
 
 
+@pytest.mark.parametrize("framework", ["torch", "keras"])
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_processes_are_replaced_on_a_cpu_only(
-    on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+def test_processes_are_replaced_and_torchs_sessions_open_one_at_a_time_on_a_cpu_only(
+    on_cpu: bool, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[bool] = []
+    given: list[tuple[bool, bool]] = []
 
     class Heard(FakeTiming):
-        def __init__(self, recipes: list[Recipe], *args: Any, new_processes: bool, **_: Any):
-            given.append(new_processes)
+        def __init__(self, recipes: list[Recipe], *args: Any, **how: Any):
+            given.append((how["new_processes"], how["together"]))
             super().__init__(recipes)
 
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Heard)
     job: Any = SimpleNamespace(**{**vars(JOB), "on_cpu": on_cpu})
-    trials: Any = SimpleNamespace(framework="torch", peak_memory_of=lambda recipe: 0)
-    interleaved_timing.time_interleaved(job, [PLAIN], 1, trials, Workers().runner())
-    assert given == [on_cpu]
+    trials: Any = SimpleNamespace(framework=framework, peak_memory_of=lambda recipe: 0)
+    runner = Workers().runner()
+    interleaved_timing.time_interleaved(job, [PLAIN], 1, trials, runner)
+    interleaved_timing.time_interleaved(job, [PLAIN], 1, trials, runner, new_processes=False)
+    together = not on_cpu or framework == "keras"
+    assert given == [(on_cpu, together), (False, together)]
