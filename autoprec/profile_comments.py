@@ -54,8 +54,6 @@ _COMMENTS = {
     "evidence.batch.fits": "the largest that was tried and ran",
     "evidence.batch.loader_feeds": "samples/s",
     "evidence.batch.noise_scale": "the gradient's, in samples; later in training it is larger",
-    "evidence.batch.noise_scale.at": "in the mean; null: larger than can be told",
-    "evidence.batch.noise_scale.batch": "of the gradients that showed it",
     "evidence.waterfall": "the parts of the speed-up, one thing after another switched off",
     "evidence.not_covered": "what a time limit left out",
     "evidence.parity": "how close to float32 it trains",

@@ -22,7 +22,6 @@ from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.numerics.islands import IslandsEvidence
-from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
@@ -207,7 +206,6 @@ def test_every_comment_belongs_to_a_key_there_is():
         *(f"evidence.baseline.{f.name}" for f in fields(Baseline)),
         *(f"evidence.chosen.{f.name}" for f in fields(Chosen)),
         *(f"evidence.batch.{f.name}" for f in fields(BatchChoice)),
-        *(f"evidence.batch.noise_scale.{f.name}" for f in fields(NoiseScale)),
         *(f"evidence.parity.{f.name}" for f in fields(Verdict)),
     }
     assert set(profile_comments._COMMENTS) <= names

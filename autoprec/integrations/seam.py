@@ -85,7 +85,6 @@ class ForeignLoop(ChosenProfile):
             casts_itself=casts_itself,
         )
         self.attached.compares_calls = self._script_accumulates
-        self.attached.caches = not (holds and root is find_root(model, ()))
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Take an optimizer that is made after, or before, the model is attached."""

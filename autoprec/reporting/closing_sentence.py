@@ -10,8 +10,8 @@ from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Chosen, Profile
 from autoprec.core.recipe import FLOAT8
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn
-from autoprec.core.speed.noise import MIN_GAIN
 from autoprec.reporting.flags import with_flags
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
@@ -110,7 +110,7 @@ def _caveat(profile: Profile) -> str:
         return "no lower precision was both faster and proven; "
     waterfall = profile.evidence.waterfall
     own = [part.speedup for part in waterfall if part.what in (FLOAT8, PRECISION)]
-    pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + MIN_GAIN for part in own)
+    pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + SPEED.min_gain for part in own)
     return "" if pays else "lower precision brings no gain here; "
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from autoprec.backends.protocol import Engine
 from autoprec.core.codec import did_you_mean
@@ -28,8 +28,8 @@ R = TypeVar("R")
 
 BASELINE_BATCH = 32
 
-Sampler = Literal["cost", "tpe", "grid", "random"]
-"""What chooses the next recipe to try."""
+SAMPLERS = ("cost", "tpe", "grid", "random")
+"""What chooses the next recipe to try, by a short name."""
 
 
 def _read_policies(given: str | Iterable[str | Policy]) -> tuple[Policy, ...]:
@@ -80,6 +80,12 @@ def _read_level(text: str) -> KnobValue:
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _read_sampler(given: str) -> str:
+    if given not in SAMPLERS and "." not in given:
+        raise ValueError(given)
+    return given
 
 
 _BATCH_RULES = ("knee", "max")
@@ -193,9 +199,17 @@ class Options:
         "time every part of the speed-up by itself (batch, precision, each setting), not only "
         "what fits into seconds"
     )
-    sampler: Sampler = _search("cost", "NAME", new="study").says(
-        "what chooses the next recipe: {choices}; cost goes by the expected gain under a cost "
-        "model (default: {default})"
+    sampler: str = _search(
+        "cost",
+        "NAME",
+        read_as=_read_sampler,
+        suggested=SAMPLERS,
+        expected=f"one of {', '.join(SAMPLERS)}, or the import path of a sampler of Optuna",
+        new="study",
+    ).says(
+        "what chooses the next recipe: {choices}, or the import path of a sampler of Optuna, such "
+        "as optuna.samplers.GPSampler; cost goes by the expected gain under a cost model (default: "
+        "{default})"
     )
     proof_steps: int | None = _proof(
         None,

@@ -26,6 +26,7 @@ from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
+from autoprec.tuning.search.first_answer import first_answer
 from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
@@ -86,7 +87,10 @@ def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
     """Search, race, prove and confirm."""
-    search = run_race(job, run_search(job, study, preflight, runner), runner)
+    found = run_search(job, study, preflight, runner)
+    if said := first_answer(found):
+        job.listener(Note(said))
+    search = run_race(job, study, found, runner)
     prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)
@@ -136,6 +140,8 @@ def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
 
 
 def _open_study(job: TuningJob, digest: str) -> Study:
+    from autoprec.tuning.study.samplers import sampler_of
+
     name = study_name(
         job.task.stem,
         digest,
@@ -145,6 +151,7 @@ def _open_study(job: TuningJob, digest: str) -> Study:
         *(() if job.checkpoint is None else (job.checkpoint,)),
     )
     storage = job.options.storage or default_journal(job.task)
+    sampler_of(job.options.sampler, job.options.seed)  # refused before anything is measured
     study = Study(storage, name, fresh=job.options.fresh)
     path = str(job.task.resolve())
     if study.recall(TASK_PATH, str) != path:

@@ -157,23 +157,26 @@ def median_costs(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def compare(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[str]:
+Rows = Sequence[dict[str, Any]]
+
+
+def paired(old: Rows, new: Rows) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The rows of the proofs that both have."""
+    after = {(row["zoo"], row["task"], row["policy"]): row for row in new}
+    both = [(row, after.get((row["zoo"], row["task"], row["policy"]))) for row in old]
+    return [(before, now) for before, now in both if now is not None]
+
+
+def compare(old: Rows, new: Rows) -> list[str]:
     """The costs before and after of the proofs that both have, and what is judged otherwise."""
-
-    def key(row: dict[str, Any]) -> tuple[str, ...]:
-        return row["zoo"], row["task"], row["policy"]
-
-    before, after = ({key(row): row for row in rows} for rows in (old, new))
-    both = [each for each in before if each in after]
-    lines = ["before:", *median_costs([before[each] for each in both])]
-    lines += ["after:", *median_costs([after[each] for each in both])]
-    shares = [after[each]["cost"] / before[each]["cost"] for each in both]
-    lines.append(f"steps after / before in the median: {statistics.median(shares):.2f}")
-    differing = [each for each in both if before[each]["verdict"] != after[each]["verdict"]]
-    for each in differing:
-        lines.append(f"{' '.join(each)}, {before[each]['truth']}:")
-        lines += [f"  {row[each]['verdict']}: {row[each]['reason']}" for row in (before, after)]
-    return [*lines, f"{len(differing)} of {len(both)} verdicts differ"]
+    pairs = paired(old, new)
+    lines = ["before:", *median_costs([before for before, _ in pairs])]
+    lines += ["after:", *median_costs([now for _, now in pairs])]
+    differing = [pair for pair in pairs if pair[0]["verdict"] != pair[1]["verdict"]]
+    for before, now in differing:
+        lines.append(" ".join(now[name] for name in ("zoo", "task", "policy", "truth")))
+        lines += [f"  {row['verdict']}: {row['reason']}" for row in (before, now)]
+    return [*lines, f"{len(differing)} of {len(pairs)} verdicts differ"]
 
 
 def main() -> int:

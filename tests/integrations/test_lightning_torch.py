@@ -342,6 +342,14 @@ def test_fabric_trains_what_our_own_loop_trains(package: str, policy: Policy) ->
     assert wrapped_modules(model) == []
 
 
+def test_a_second_model_of_one_fabric_is_refused() -> None:
+    made = fabric_plugin(recipe_of(Policy.MIXED_BFLOAT16), package="lightning")
+    fabric = fabric_of("lightning").Fabric(accelerator="cpu", devices=1, plugins=[made])
+    fabric.setup(net())
+    with pytest.raises(UsageError, match=r"set up Linear after Net, .* Fabric of their own"):
+        fabric.setup(nn.Linear(2, 2))
+
+
 def test_one_line_beside_another_precision_is_lightnings_own_error() -> None:
     made = plugin(recipe_of(Policy.MIXED_BFLOAT16), package="lightning")
     with pytest.raises(ValueError, match="both"):

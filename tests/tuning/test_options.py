@@ -107,8 +107,11 @@ def test_a_checkpoint_is_kept_as_the_place_of_a_file_that_can_be_read(tmp_path: 
         ({"storage": 3}, "`storage` 3 given, expected text; give that, or leave `storage` out"),
         ({"policies": ["int8"]}, "unknown policy 'int8': expected one of float32, tf32, mixed_b"),
         ({"policies": 16}, '`policies` 16 given, expected names such as "bf16", "float32,bf16"'),
-        ({"sampler": "gird"}, "given, expected one of cost, tpe, grid, random; did you mean 'gri"),
-        ({"sampler": 1}, "`sampler` 1 given, expected one of cost, tpe, grid, random; give that"),
+        (
+            {"sampler": "gird"},
+            "random, or the import path of a sampler of Optuna; did you mean 'gri",
+        ),
+        ({"sampler": 1}, "`sampler` 1 given, expected one of cost, tpe, grid, random, or the impo"),
         ({"knobs": {"speed": [1]}}, "unknown knob 'speed'"),
         ({"knobs": {"threads": 2}}, "`knobs` {'threads': 2} given, expected NAME=VALUE,VALUE"),
         ({"knobs": {"threads": []}}, "knob threads: '' given, expected an integer"),

@@ -10,24 +10,20 @@ from typing import Any, cast
 import pytest
 from factories import device_of_family
 
-from autoprec import measurement_cache
 from autoprec.core.device.facts import DeviceFacts, DTypeFact
 from autoprec.core.device.family import Support
-from autoprec.core.device.measurements import Measurements, Product
-from autoprec.core.device.merging import with_measurements
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.core.recipe import Alignment, Distributed
-from autoprec.core.speed.space import KNEE_SHARE, MOST_SHARE, Space, powers_of_two
-from autoprec.errors import UsageError, UserCodeError
-from autoprec.tuning.events import Event, Note, Stage
+from autoprec.core.speed.space import Space, powers_of_two
+from autoprec.errors import UserCodeError
+from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import describe, measure_device
+from autoprec.tuning.preflight import describe
 from autoprec.tuning.search.task_space import baseline_point, build_space, refusals_for_task
-from autoprec.tuning.study.study import Study
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -124,28 +120,6 @@ def test_the_batches_are_those_that_the_device_the_task_and_the_user_leave(
     idle = "BATCH_SIZE = 32 is kept, so `batch=32` chooses nothing"
     kept = task.get("batch_size") and options.batch == "32"
     assert said == [*([idle] if kept else []), *([split] if split else [])]
-
-
-@pytest.mark.parametrize(
-    ("options", "batch_size", "share"),
-    [
-        (Options(), None, KNEE_SHARE),
-        (Options(batch="max"), None, MOST_SHARE),
-        (Options(batch=64), None, MOST_SHARE),
-        (Options(), 64, MOST_SHARE),
-    ],
-)
-def test_a_smaller_batch_may_lose_speed_where_the_knee_is_wanted_and_batches_are_free(
-    options: Options, batch_size: int | None, share: float
-) -> None:
-    assert built(options, batch_size=batch_size)[0].batch_share == share
-
-
-def test_a_batch_beside_the_tasks_own_is_refused() -> None:
-    with pytest.raises(UsageError, match="`batch=64` given, but BATCH_SIZE = 32 in the task file"):
-        built(Options(batch=64), batch_size=32)
-    _, said = built(Options(batch="max"), batch_size=32)
-    assert said == ["BATCH_SIZE = 32 is kept, so `batch=max` chooses nothing"]
 
 
 @pytest.mark.parametrize("convolutions", [True, False])
@@ -395,37 +369,3 @@ def test_a_batch_that_must_stay_whole_is_split_among_the_ranks_only() -> None:
     whole, said = built(Options(), **task)
     assert whole.batch_sizes == (64,)
     assert "BATCH_SIZE = 64 is not split: BatchNorm" in said
-
-
-def test_a_devices_products_are_timed_once_for_all_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second task takes what the first one's tuning remembered; another version times anew."""
-    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
-    timed: list[DeviceFacts] = []
-    products = (Product(DType.FLOAT32, gflops=100.0), Product(DType.BFLOAT16, gflops=300.0))
-    measured = Measurements("torch", products, 20.0, date="2026-11-24")
-
-    def measure(known: DeviceFacts) -> DeviceFacts:
-        timed.append(known)
-        kept = measurement_cache.TimedDevice(known.fingerprint, "torch", "2.13.0", measured)
-        assert measurement_cache.remember(kept) == ""
-        return with_measurements(known, measured)
-
-    def of_another_task(version: str = "2.13.0") -> tuple[DeviceFacts, list[str]]:
-        said: list[str] = []
-        target = Target(CPU, {"torch": version}, measure)
-        study = SimpleNamespace(recall=lambda *name: None, remember=lambda *pair: None)
-
-        def listen(event: Event) -> None:
-            said.extend([event.name] if isinstance(event, Stage) else [])
-
-        job = TuningJob(Path("task.py"), target, Options(), listen)
-        return measure_device(job, cast(Study, study)), said
-
-    assert of_another_task()[1] == ["probe"]
-    facts, said = of_another_task()
-    assert (len(timed), said) == (1, [])
-    assert facts.fact(DType.BFLOAT16).measured_gflops == 300.0
-    assert of_another_task("2.14.0")[1] == ["probe"]
-    assert len(timed) == 2

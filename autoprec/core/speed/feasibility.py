@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoprec.core.recipe import KEEP_MEMORY
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import MeasuredMemory, predict_memory
-from autoprec.core.speed.selection import LOADER_SHARE
 from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 
@@ -124,7 +124,7 @@ def outpaces_loader(point: Point, history: Sequence[Outcome]) -> bool:
     """
     ran = [outcome for outcome in history if outcome.rate > 0]
     largest = max((int(outcome.point[BATCH]) for outcome in ran), default=0)
-    most = (1 - LOADER_SHARE) * max((o.loader_feeds for o in ran), default=0.0)
+    most = (1 - SPEED.loader_share) * max((o.loader_feeds for o in ran), default=0.0)
     if not any(o.loader_feeds >= most for o in ran if int(o.point[BATCH]) < largest):
         return False
     return any(

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import smallest_of_fastest as smallest_batch
-from autoprec.core.speed.space import BATCH, KNEE_SHARE, Point
+from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.stopping import Limits
 from autoprec.core.speed.trial_results import Outcome
 
@@ -81,7 +82,7 @@ def knee_of(history: Sequence[Outcome], policy: str) -> int | None:
         lambda outcome: outcome.rate,
         lambda outcome: outcome.loader_feeds,
         lambda outcome: int(outcome.point[BATCH]),
-        share=KNEE_SHARE,
+        share=SPEED.knee_share,
     )
 
 

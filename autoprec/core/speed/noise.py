@@ -16,31 +16,8 @@ from itertools import combinations_with_replacement
 
 from autoprec.core.codec import bounded
 from autoprec.core.number_words import decimals, times
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.statistics import CONFIDENCE, median, signed_rank, student_interval
-
-MIN_GAIN = 0.02
-"""A recipe that gains less than this share over the baseline is not worth recommending."""
-
-ROUND_DEVIATION = 0.05
-"""How far a round's ratio of two recipes is off, as a logarithm, where no rounds tell better.
-
-Between the processes of recorded runs in fresh processes on CPUs, ratios differed by 3 to 8 %
-(standard deviation of a process's ratio).
-"""
-
-#: As many rounds as the assumed deviation counts for: few, since machines differ.
-_ASSUMED_ROUNDS = 2
-
-#: With fewer rounds no signed ranks give 95 %.
-_RANKED_ROUNDS = 6
-
-#: An interval that is no wider, as a logarithm, needs no further round.
-_SHARP_WIDTH = 0.04
-
-#: How much longer than expected a disturbed step takes. Other processes on a shared machine take a
-#: fifth or more; beyond the upper bound it is the recipe that is slow.
-_DISTURBED_RATIO_RANGE = (1.2, 1.65)
-
 
 #: Makes of a number and its text what a report shows of it.
 Show = Callable[[float, str], str]
@@ -83,9 +60,9 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
         raise ValueError("a paired ratio needs as many numerators as denominators, at least one")
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
     means = sorted(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
-    if len(ratios) < _RANKED_ROUNDS:
+    if len(ratios) < SPEED.ranked_rounds:
         logs = [math.log(ratio) for ratio in ratios]
-        factor = math.exp(student_interval(logs, ROUND_DEVIATION, _ASSUMED_ROUNDS))
+        factor = math.exp(student_interval(logs, SPEED.round_deviation, SPEED.assumed_rounds))
         middle = math.exp(median([math.log(mean) for mean in means]))
         return Ratio(middle, middle / factor, middle * factor, len(ratios))
     rank = signed_rank(len(ratios), CONFIDENCE)
@@ -95,12 +72,12 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 def is_sharp(ratio: Ratio) -> bool:
     """Return whether a ratio is known well enough for what it is: to 4 % or a quarter of it."""
     width = math.log(ratio.high / ratio.low)
-    return width <= max(_SHARP_WIDTH, abs(math.log(ratio.ratio)) / 4)
+    return width <= max(SPEED.sharp_width, abs(math.log(ratio.ratio)) / 4)
 
 
 def is_faster(ratio: Ratio) -> bool:
     """Return whether a ratio shows a gain: beyond the noise, and worth recommending."""
-    return ratio.low > 1.0 and ratio.ratio > 1.0 + MIN_GAIN
+    return ratio.low > 1.0 and ratio.ratio > 1.0 + SPEED.min_gain
 
 
 def seems_disturbed(step_seconds: float, expected_seconds: float | None) -> bool:
@@ -111,7 +88,7 @@ def seems_disturbed(step_seconds: float, expected_seconds: float | None) -> bool
     """
     if not expected_seconds:
         return False
-    least, most = _DISTURBED_RATIO_RANGE
+    least, most = SPEED.disturbed_ratio_range
     return least < step_seconds / expected_seconds < most
 
 

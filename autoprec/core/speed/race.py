@@ -13,27 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autoprec.core.speed import best_arm
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import point_key
-from autoprec.core.speed.stopping import GAIN_PER_SECOND
 from autoprec.core.speed.trial_results import Outcome, possibly_disturbed
-
-SEARCH_RATIO_ERROR = 0.1
-"""How far the ratio of two recipes in the search may be off, as a logarithm.
-
-Each was timed once, for half a second, and the fastest of many is often only the luckiest.
-"""
-
-MAX_ROUNDS = 20
-"""The most rounds of a race."""
-
-#: At most this many recipes of the search race.
-_MAX_CONTENDERS = 5
-
-#: Seconds that a new worker takes until its first session can be opened, and what it imports then.
-_WORKER_SECONDS = 2.0
 
 
 def find_contenders(
@@ -49,7 +34,7 @@ def find_contenders(
         return ()
     first, *others = sorted(may_run, key=lambda outcome: -outcome.rate)
     worth = [each for each in others if _is_worth_racing(each, first, new_processes)]
-    found = [first, *worth][:_MAX_CONTENDERS]
+    found = [first, *worth][: SPEED.most_contenders]
     slowed = [each for each in possibly_disturbed(history) if each in may_run and each not in found]
     return (*found, *slowed[:1])
 
@@ -58,12 +43,12 @@ def _is_worth_racing(outcome: Outcome, fastest: Outcome, new_processes: bool) ->
     """Return whether this may beat the fastest by enough to be worth the fewest rounds."""
     measured = outcome.measurement
     assert measured is not None
-    ready = measured.warmup_seconds + _WORKER_SECONDS
-    turn = max(best_arm.TURN_SECONDS, measured.step_seconds)
-    rounds = best_arm.MIN_ROUNDS
+    ready = measured.warmup_seconds + SPEED.worker_seconds
+    turn = max(SPEED.turn_seconds, measured.step_seconds)
+    rounds = SPEED.min_rounds
     seconds = rounds * turn + (rounds if new_processes else 1) * ready
-    gain = Prediction(math.log(outcome.rate / fastest.rate), SEARCH_RATIO_ERROR).expected_gain(0.0)
-    return gain > GAIN_PER_SECOND * seconds
+    promised = Prediction(math.log(outcome.rate / fastest.rate), SPEED.search_ratio_error)
+    return promised.expected_gain(0.0) > SPEED.gain_per_second * seconds
 
 
 def who_runs_on(rates: Sequence[Sequence[float]], round_seconds: float) -> tuple[int, ...]:
@@ -73,7 +58,7 @@ def who_runs_on(rates: Sequence[Sequence[float]], round_seconds: float) -> tuple
     all of them at once. So a recipe must promise enough for a share of the round that does not
     shrink with the number of those that run.
     """
-    if max(map(len, rates)) < best_arm.MIN_ROUNDS:
+    if max(map(len, rates)) < SPEED.min_rounds:
         return tuple(range(len(rates)))
     return best_arm.select_contenders(rates, [round_seconds / 2] * len(rates))
 

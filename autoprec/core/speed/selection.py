@@ -20,34 +20,29 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.reference_recipe import count_global_roundings
 from autoprec.core.recipe import Recipe, communication_settings
 from autoprec.core.recipe_words import name_recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import Ratio, is_faster, paired_ratio
-from autoprec.core.speed.space import KNEE_SHARE, MOST_SHARE
 
 T = TypeVar("T")
-
-SAME_SPEED_SHARE = 0.01
-"""Recipes of one batch whose rates differ by less than this share are equally fast."""
-
-LOADER_SHARE = 0.05
-"""What a loader feeds is known no better than this, for it is timed over few batches."""
 
 
 @dataclass(frozen=True)
 class Finalist:
     """A recipe with its throughput in every round, in samples per second.
 
-    `loader_feeds` is how many samples a second the loader feeds at its batch.
+    `loader_feeds` is how many samples a second the loader feeds at its batch; None: any number.
     """
 
     recipe: Recipe
     rates: tuple[float, ...]
-    loader_feeds: float = math.inf
+    loader_feeds: float | None = None
 
 
 def finalist_of(recipe: Recipe, measured: Sequence[Measurement]) -> Finalist:
     """Return a recipe with its measurement of every round."""
     feeds = max((each.loader_feeds for each in measured), default=math.inf)
-    return Finalist(recipe, tuple(each.samples_per_second for each in measured), feeds)
+    rates = tuple(each.samples_per_second for each in measured)
+    return Finalist(recipe, rates, feeds if math.isfinite(feeds) else None)
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def smallest_of_fastest(
     """
 
     def allowed(item: T) -> float:
-        return max(share, LOADER_SHARE) if feeds(item) < rate(item) else share
+        return max(share, SPEED.loader_share) if feeds(item) < rate(item) else share
 
     best = max(min(rate(item), feeds(item)) for item in items)
     near = (i for i in items if min(rate(i), feeds(i)) >= best * (1 - allowed(i)))
@@ -100,14 +95,14 @@ def simplest_of_fastest(
     recipe: Callable[[T], Recipe],
     feeds: Callable[[T], float] = lambda item: math.inf,
     *,
-    share: float = KNEE_SHARE,
+    share: float = SPEED.knee_share,
 ) -> T:
     """Return the item of fewest settings among the fastest ones at the smallest such batch."""
     smallest = smallest_of_fastest(
         items, rate, feeds, lambda item: recipe(item).batch_size, share=share
     )
     alike = [item for item in items if recipe(item).batch_size == smallest]
-    lowest = max(map(rate, alike)) * (1 - SAME_SPEED_SHARE)
+    lowest = max(map(rate, alike)) * (1 - SPEED.same_speed_share)
     equals = [item for item in alike if rate(item) >= lowest]
     return min(equals, key=lambda item: (count_settings(recipe(item)), -rate(item)))
 
@@ -117,7 +112,7 @@ def choose(
     others: Sequence[Finalist],
     *,
     baseline_allowed: bool = True,
-    share: float = KNEE_SHARE,
+    share: float = SPEED.knee_share,
 ) -> Choice:
     """Choose among finalists; the baseline wins unless another is faster beyond the noise.
 
@@ -138,11 +133,15 @@ def choose(
 def _simplest(
     items: Sequence[tuple[Finalist, Ratio]], baseline_rate: float, share: float
 ) -> tuple[Finalist, Ratio]:
+    def feeds(item: tuple[Finalist, Ratio]) -> float:
+        known = item[0].loader_feeds
+        return math.inf if known is None else known / baseline_rate
+
     return simplest_of_fastest(
         items,
         rate=lambda item: item[1].ratio,
         recipe=lambda item: item[0].recipe,
-        feeds=lambda item: item[0].loader_feeds / baseline_rate,
+        feeds=feeds,
         share=share,
     )
 
@@ -173,7 +172,7 @@ def _least_rounding(
         return leader
     least = min(map(roundings, as_fast))
     rounded_least = [item for item in as_fast if roundings(item) == least]
-    return _simplest(rounded_least, baseline_rate, MOST_SHARE)
+    return _simplest(rounded_least, baseline_rate, SPEED.most_share)
 
 
 def _explain_baseline(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:

@@ -24,6 +24,7 @@ from autoprec.core.recipe import (
     may_use_float8,
     untuned_loss_scale,
 )
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.errors import UsageError
 
 Point = Mapping[str, KnobValue]
@@ -31,21 +32,6 @@ Point = Mapping[str, KnobValue]
 BATCH = "batch_size"
 ALIGNMENT = "alignment"
 REDUCE_DTYPE = "reduce_dtype"
-
-KNEE_SHARE = 0.02
-"""The knee is the smallest batch within this share of the most samples a second.
-
-A larger batch needs another learning rate, and more samples for the same loss: that is not worth
-two per cent.
-"""
-
-MOST_SHARE = 0.0025
-"""Where the most samples a second are wanted, a smaller batch within this share is as good.
-
-The ratio of two batches is known to a per cent or two, and what is given up here comes on top: of
-races resampled from recorded rounds, 4.7 % ended more than 3 % slower with a share of 1 %, and
-0.2 % with none.
-"""
 
 LARGEST_BATCH = 2**24
 
@@ -84,7 +70,7 @@ class Space:
     alignments: tuple[Alignment, ...] = (Alignment(),)
     distributed: Distributed | None = None
     rank_levels: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    batch_share: float = KNEE_SHARE
+    batch_share: float = SPEED.knee_share
 
     def __post_init__(self) -> None:
         if not self.policies or not self.batch_sizes:

@@ -9,14 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import Prediction
-
-GAIN_PER_SECOND = 5e-4
-"""The gain in log throughput for which a second of tuning is spent: a half of a thousandth.
-
-It pays off in 2,000 s of training. All that measures speed has this price: a trial of the search, a
-round of a comparison, and the processes that either starts.
-"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class Limits:
     setup_seconds: float = 0.5
     timed_seconds: float = 0.5
     steps: int = 4
-    gain_per_second: float = GAIN_PER_SECOND
+    gain_per_second: float = SPEED.gain_per_second
     cheap_seconds: float = 3.0
     explore_neighbours: bool = True
     longest_step: float = math.inf

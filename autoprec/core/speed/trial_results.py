@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autoprec.core.measurement import Measurement
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import MeasuredRate, ThroughputModel
 from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.selection import simplest_of_fastest
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.statistics import median
-
-MAY_BE_FASTEST_SHARE = 0.95
-"""A recipe at this share of the fastest one's rate may be the fastest, because machines drift."""
 
 
 class Status(StrEnum):
@@ -118,7 +116,7 @@ def possibly_disturbed(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
         if not others or outcome.rate == best:
             continue
         expected = math.exp(ThroughputModel(others).predict(outcome.point).mean)
-        if expected >= MAY_BE_FASTEST_SHARE * best and seems_disturbed(
+        if expected >= SPEED.may_be_fastest_share * best and seems_disturbed(
             1 / outcome.rate, 1 / expected
         ):
             found.append((expected, outcome))

@@ -6,14 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from autoprec.errors import UsageError
 from autoprec.integrations.lightning.shared import Plugin
 
 
 class FabricPlugin(Plugin):
     """The methods of Fabric's plugin; its base class is one of the two packages'."""
 
+    _module: Any = None
+
     def convert_module(self, module: Any) -> Any:
         """Remember the module: it is attached when it is called, placed and wrapped by then."""
+        if self._module is not None and self._module is not module:
+            raise UsageError(
+                f"Fabric set up {type(module).__name__} after {type(self._module).__name__}, and a "
+                "profile is of one model: set the others up by a Fabric of their own"
+            )
         self._module = module
         return module
 

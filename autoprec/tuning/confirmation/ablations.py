@@ -13,19 +13,12 @@ from dataclasses import dataclass, replace
 from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe, communication_settings
 from autoprec.core.speed.acquisition import fit_model
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import PRECISION, switch_off_in_turn
-from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.stage_results import SearchResult
-
-#: Recipes that are timed only for comparison may take this many seconds, or as many as winner and
-#: baseline take themselves.
-COMPARISON_SECONDS = 5.0
-
-#: Making a recipe ready costs as much as this many turns.
-_SETUP_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class Ablations:
         baseline = self.search.baseline
         found = {recipe.key(): recipe for recipe in (baseline, *given)}
         known = self._step_seconds(given[0]) if step_seconds is None else step_seconds
-        left = max(COMPARISON_SECONDS, self._turns_seconds(known) + self.seconds(baseline))
+        left = max(SPEED.comparison_seconds, self._turns_seconds(known) + self.seconds(baseline))
         for recipe in more:
             needed = self.seconds(recipe)
             fits = recipe == more[0] or fit_in_memory_together(
@@ -108,7 +101,7 @@ class Ablations:
         return self._turns_seconds(self._step_seconds(recipe))
 
     def _turns_seconds(self, step_seconds: float) -> float:
-        return (self.job.options.rounds + _SETUP_TURNS) * max(TURN_SECONDS, step_seconds)
+        return (self.job.options.rounds + SPEED.setup_turns) * max(SPEED.turn_seconds, step_seconds)
 
     def _step_seconds(self, recipe: Recipe) -> float:
         """Return a recipe's step time, as the cost model predicts it where it was not measured.

@@ -20,7 +20,7 @@ from typing import Protocol
 from autoprec.backends import registry
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.best_arm import TURN_SECONDS
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.statistics import median
 from autoprec.tuning.confirmation.sessions import Sessions
@@ -29,18 +29,6 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.trials import Measured
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.runner import Runner
-
-#: The most turns that a recipe has in a round of new processes.
-_MOST_TURNS = 4
-
-#: Sessions of a process differ by 6 to 20 % (standard deviation of the logarithm, measured on four
-#: recipes on a Xeon with AMX), processes beyond that by 0 to 5 %: taken as half as much.
-_SESSIONS_OVER_PROCESSES = 2.0
-
-#: A turn that is further than this factor from the recipe's median turn is timed again, whether it
-#: was faster or slower, and the second timing counts. It is four standard deviations of sessions;
-#: single turns were off by factors of 6 to 30.
-_OUT_OF_LINE_FACTOR = 1.65
 
 SelectRemaining = Callable[[tuple[Finalist, ...]], Collection[int]]
 """Returns the indices of the finalists that run another round; none: the rounds are enough."""
@@ -151,8 +139,10 @@ class InterleavedTiming:
                 turns[index].append(self._time_turn(index))
             if not ran and self._new_processes and self._sessions.together:
                 each = max(time.monotonic() - began + self._sessions.open_seconds, 1e-3)
-                worth = _SESSIONS_OVER_PROCESSES * math.sqrt(self._sessions.start_seconds / each)
-                count = max(1, min(_MOST_TURNS, round(worth)))
+                worth = SPEED.sessions_over_processes * math.sqrt(
+                    self._sessions.start_seconds / each
+                )
+                count = max(1, min(SPEED.most_turns, round(worth)))
         return {index: _typical(own) for index, own in turns.items()}
 
     def _time_turn(self, index: int) -> Measurement:
@@ -172,7 +162,7 @@ class InterleavedTiming:
         measured, before = self._time_in_a_pause(index), self._turns[index]
         if before:
             ratio = measured.step_seconds / median(before)
-            if max(ratio, 1 / ratio) > _OUT_OF_LINE_FACTOR:
+            if max(ratio, 1 / ratio) > SPEED.out_of_line_factor:
                 measured = self._time_in_a_pause(index)
         before.append(measured.step_seconds)
         return measured
@@ -180,7 +170,7 @@ class InterleavedTiming:
     def _time_in_a_pause(self, index: int) -> Measurement:
         """Time a turn while no other process uses the processors, as far as patience lasts."""
         return self._contention_monitor.undisturbed(
-            lambda: self._sessions.time(index, TURN_SECONDS), lambda: self._sessions.pids
+            lambda: self._sessions.time(index, SPEED.turn_seconds), lambda: self._sessions.pids
         )
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.best_arm import TURN_SECONDS
-from autoprec.core.speed.race import MAX_ROUNDS, find_contenders, ranking, who_runs_on
-from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
+from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation.ablations import Ablations
@@ -27,14 +27,53 @@ from autoprec.tuning.confirmation.interleaved_timing import (
 from autoprec.tuning.confirmation.sessions import FinalistFailed, raise_baseline_failed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.search.trials import Trials
+from autoprec.tuning.search.trials import Measured, Trials
 from autoprec.tuning.stage_results import SearchResult
+from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, raise_unrelated
 
+#: The race's name among what a study keeps.
+_STUDY_KEY = "race"
 
-def run_race(job: TuningJob, search: SearchResult, runner: Runner) -> SearchResult:
+
+@dataclass(frozen=True)
+class KeptRace:
+    """What a race told, kept in the study; `searched` are the rates of the search before it."""
+
+    searched: tuple[float, ...]
+    ranking: tuple[Outcome, ...]
+    recipes: tuple[Recipe, ...]
+    measured: Measured
+    refusals: tuple[Refusal, ...]
+
+
+def run_race(job: TuningJob, study: Study, search: SearchResult, runner: Runner) -> SearchResult:
     """Race the recipes that may be the fastest; return the search with what the rounds told.
+
+    A tuning that was stopped after its race and has searched nothing since does not race again.
+    """
+    searched = tuple(outcome.rate for outcome in search.trials.history)
+    kept = study.recall(_STUDY_KEY, KeptRace)
+    if kept is not None and kept.searched == searched:
+        finalists = [finalist_of(recipe, kept.measured[recipe.key()]) for recipe in kept.recipes]
+        return replace(
+            search,
+            ranking=kept.ranking,
+            finalists=tuple(finalists),
+            measured=kept.measured,
+            refusals=kept.refusals,
+        )
+    found = _race(job, search, runner)
+    if found.finalists:
+        recipes = tuple(finalist.recipe for finalist in found.finalists)
+        kept = KeptRace(searched, found.ranking, recipes, found.measured, found.refusals)
+        study.remember(_STUDY_KEY, kept)
+    return found
+
+
+def _race(job: TuningJob, search: SearchResult, runner: Runner) -> SearchResult:
+    """Race; return the search with what the rounds told.
 
     A recipe that fails is refused, and the others race without it. Raises where the baseline fails.
     Where no time is left, or nothing but the baseline ran, the search's order holds.
@@ -115,8 +154,8 @@ def time_race(
         took, last = clock() - last, clock()
         if is_late():
             return ()
-        took = max(took, TURN_SECONDS * len(finalists))
+        took = max(took, SPEED.turn_seconds * len(finalists))
         on = who_runs_on([each.rates for each in finalists[1:]], took)
         return (0, *(1 + index for index in on)) if on else ()
 
-    return time_interleaved(job, recipes, MAX_ROUNDS, trials, runner, running)
+    return time_interleaved(job, recipes, SPEED.most_rounds, trials, runner, running)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
-from autoprec.core.speed.consistency import (
-    RATE_CHANGE_FACTOR,
-    RecipeRates,
-    find_inconsistencies,
-)
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.consistency import RecipeRates, find_inconsistencies
 from autoprec.core.speed.noise import Ratio, paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.search.trials import Trials
@@ -47,7 +44,7 @@ def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:
     best = max(others, key=lambda outcome: outcome.rate, default=None)
     if own is None or best is None or trials.rehearsed:
         return None
-    slower = 0 < best.rate * RATE_CHANGE_FACTOR < own.rate
+    slower = 0 < best.rate * SPEED.rate_change_factor < own.rate
     return trials.space.recipe(best.point) if slower else None
 
 

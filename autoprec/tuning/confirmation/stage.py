@@ -20,16 +20,16 @@ from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import (
     attribute_speedup,
     baseline_at_batch_of,
     switch_off_in_turn,
 )
-from autoprec.core.speed.best_arm import MIN_ROUNDS
 from autoprec.core.speed.consistency import is_too_wide, overstated
-from autoprec.core.speed.noise import MIN_GAIN, Ratio, is_sharp, paired_ratio
+from autoprec.core.speed.noise import Ratio, is_sharp, paired_ratio
 from autoprec.core.speed.selection import Choice, Finalist, choose
-from autoprec.tuning.confirmation.ablations import COMPARISON_SECONDS, Ablations
+from autoprec.tuning.confirmation.ablations import Ablations
 from autoprec.tuning.confirmation.interleaved_timing import (
     SelectRemaining,
     TimedRounds,
@@ -57,10 +57,6 @@ from autoprec.tuning.stage_results import (
 )
 from autoprec.tuning.time_limit import CONFIRMATION_SHARE
 from autoprec.workers.runner import Runner, raise_unrelated
-
-#: A recipe that must be taken and ran below this share of the baseline's speed in the search is
-#: slower, whatever disturbed either of them: measuring by how much is worth no further round.
-_SURELY_SLOWER_SHARE = 0.5
 
 
 def confirm(
@@ -141,13 +137,13 @@ class _Confirmation:
         if rival is None or self._is_late():
             return self._keep_baseline(reason, measured)
         self.job.listener(Stage("confirmation", "the baseline again: it is far ahead of all else"))
-        quick = self.ablations.seconds(rival) <= COMPARISON_SECONDS
+        quick = self.ablations.seconds(rival) <= SPEED.comparison_seconds
         try:
-            timed = self._time([baseline, rival] if quick else [baseline], MIN_ROUNDS)
+            timed = self._time([baseline, rival] if quick else [baseline], SPEED.min_rounds)
         except FinalistFailed as failed:
             if failed.recipe.key() == baseline.key():
                 raise
-            timed = self._time([baseline], MIN_ROUNDS)
+            timed = self._time([baseline], SPEED.min_rounds)
         best = timed.finalists[1] if len(timed.finalists) > 1 else None
         doubts = inconsistencies(trials, timed.finalists[0], best)
         return self._keep_baseline(reason, {**measured, **timed.measured}, doubts)
@@ -160,7 +156,7 @@ class _Confirmation:
         Simpler recipes may be chosen for it, and rivals that are float32, which need no proof.
         """
         searched = searched_ratio(self.search.trials, winner.recipe, self._baseline)
-        if searched is not None and self._must_take and searched.ratio < _SURELY_SLOWER_SHARE:
+        if searched is not None and self._must_take and searched.ratio < SPEED.surely_slower_share:
             return self._take_as_searched(winner, searched, measured)
         began = time.monotonic()
         try:
@@ -229,7 +225,7 @@ class _Confirmation:
         return replace(timed, finalists=to_the_end)
 
     def _is_enough(self, finalists: Sequence[Finalist]) -> bool:
-        return len(finalists[0].rates) >= min(MIN_ROUNDS, self.job.options.rounds)
+        return len(finalists[0].rates) >= min(SPEED.min_rounds, self.job.options.rounds)
 
     def _time_every_part(self, recipe: Recipe) -> TimedRounds:
         """Time the chosen recipe again, next to all that lie between it and the baseline.
@@ -345,19 +341,21 @@ class _Confirmation:
     def _is_decided(self, ran: int, ratio: Ratio) -> bool:
         """Say whether more rounds of the choice would change nothing.
 
-        Rounds end by the width of the interval. Whether it is surely faster is tested once, after
-        as many rounds as were asked for: testing after every round would bias the result.
+        Rounds end by the width of the interval: on a CPU, where each costs new processes, before as
+        many ran as were asked for. Whether it is surely faster is tested once, after so many:
+        testing after every round would bias the result.
         """
         rounds = self.job.options.rounds
-        if self._must_take and ran >= MIN_ROUNDS and ratio.high < 1.0:
+        if self._must_take and ran >= SPEED.min_rounds and ratio.high < 1.0:
             return True
-        if ran < min(MIN_ROUNDS, rounds) or is_too_wide(ratio):
+        if ran < min(SPEED.min_rounds, rounds) or is_too_wide(ratio):
             return False
-        if is_sharp(ratio) or ratio.high < 1.0 + MIN_GAIN:
-            return True
+        known = is_sharp(ratio) or ratio.high < 1.0 + SPEED.min_gain
         if ran < rounds:
-            return False
-        return ratio.ratio <= 1.0 + MIN_GAIN or (ran == rounds and ratio.low > 1.0)
+            return known and self.job.on_cpu
+        if known:
+            return True
+        return ratio.ratio <= 1.0 + SPEED.min_gain or (ran == rounds and ratio.low > 1.0)
 
     def _time(
         self, recipes: Sequence[Recipe], rounds: int, running: SelectRemaining = keep_all
@@ -379,7 +377,7 @@ class _Confirmation:
 
 def _is_no_gain(ratio: Ratio) -> bool:
     """Say whether a ratio, known as roughly as it may be, is none to recommend."""
-    return ratio.ratio <= 1.0 + MIN_GAIN and not is_too_wide(ratio)
+    return ratio.ratio <= 1.0 + SPEED.min_gain and not is_too_wide(ratio)
 
 
 def _exact_verdict(recipe: Recipe, winner: ProvenRecipe) -> Verdict | None:

@@ -15,8 +15,9 @@ from autoprec.core.numerics.reference_recipe import (
     settings_of,
 )
 from autoprec.core.recipe_words import name_recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import BATCH, Space
-from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
+from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.stored_verdicts import Prover
@@ -148,7 +149,7 @@ def _provable_in_time(
         if int(outcome.point[BATCH]) <= samples or is_exact(space.recipe(outcome.point))
     ]
     fastest, kept = shortlist(own, space, count=1), shortlist(timely, space, count=1)
-    if kept == fastest or not kept or kept[0].rate < MAY_BE_FASTEST_SHARE * float32:
+    if kept == fastest or not kept or kept[0].rate < SPEED.may_be_fastest_share * float32:
         return own, result
     left_out = f"the proof of {name_recipe(space.recipe(fastest[0].point))}, which is faster"
     return timely, replace(result, not_covered=(*result.not_covered, left_out))

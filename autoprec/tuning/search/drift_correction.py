@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, ran
@@ -29,10 +30,6 @@ from autoprec.workers.runner import Runner, run_trial
 #: Seconds until the baseline's first timing is repeated; later ones are due after this many
 #: seconds, or this many times what the last timing cost.
 _FIRST_CHECK_SECONDS, _CHECK_SECONDS, _CHECK_COST_MULTIPLE = 6.0, 20.0, 20.0
-
-#: Timings that differ by less (natural logarithm of their ratio) show no change: sessions of one
-#: recipe differ by as much.
-_LOG_THRESHOLD = 0.1
 
 #: Timings of the baseline beyond its trial that count as its replicates: one, and another where the
 #: first two show different speeds.
@@ -90,7 +87,7 @@ class DriftMonitor:
     def drift_of_trial(self, runner: Runner, first: Outcome | None) -> float:
         """Return the drift for the trial that just ran; a large one is measured again first."""
         before = self.drift
-        if first is None or abs(math.log(before)) <= _LOG_THRESHOLD:
+        if first is None or abs(math.log(before)) <= SPEED.drift_log_threshold:
             return before
         after = self._check_now(runner, first)
         # While the drift is large, the baseline is timed after each trial and not before the next.
@@ -130,10 +127,10 @@ class DriftMonitor:
         if not min(both) <= self.drift <= max(both):
             self.drift = min(both, key=lambda drift: abs(math.log(drift / self.drift)))
             return False
-        return abs(math.log(observed / self.drift)) > _LOG_THRESHOLD
+        return abs(math.log(observed / self.drift)) > SPEED.drift_log_threshold
 
 
 def drift_between(first: Outcome, again: Outcome) -> float:
     """Return how fast a recipe ran the second time, relative to the first; 1 within the noise."""
     ratio = again.rate / first.rate
-    return 1.0 if abs(math.log(ratio)) <= _LOG_THRESHOLD else ratio
+    return 1.0 if abs(math.log(ratio)) <= SPEED.drift_log_threshold else ratio

@@ -21,12 +21,11 @@ from autoprec.core.recipe import (
     Distributed,
     KnobValue,
 )
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.float8 import float8_objections, is_told_of
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.speed.space import (
     BATCH,
-    KNEE_SHARE,
-    MOST_SHARE,
     REDUCE_DTYPE,
     Point,
     Space,
@@ -104,7 +103,11 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
 
 def _batch_share(options: Options, task: TaskFacts) -> float:
     """Return what a smaller batch may lose; the parts of a batch that is kept lose nothing."""
-    return KNEE_SHARE if options.batch == "knee" and task.batch_size is None else MOST_SHARE
+    return (
+        SPEED.knee_share
+        if options.batch == "knee" and task.batch_size is None
+        else SPEED.most_share
+    )
 
 
 def _distributed(job: TuningJob) -> Distributed | None:

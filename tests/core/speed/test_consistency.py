@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.consistency import (
-    CONTRADICTION_FACTOR,
-    RATE_CHANGE_FACTOR,
     RecipeRates,
     contradict,
     find_inconsistencies,
@@ -128,7 +127,7 @@ def test_half_a_machine_is_no_other_pace_and_a_seventieth_is() -> None:
     assert rate_changed(59_300.0, 824.0)
     assert not rate_changed(math.sqrt(10), 1.0)
     assert rate_changed(3.17, 1.0)
-    assert CONTRADICTION_FACTOR < RATE_CHANGE_FACTOR
+    assert SPEED.contradiction_factor < SPEED.rate_change_factor
 
 
 def test_every_doubt_is_said_and_none_where_all_agrees() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import (
-    MIN_GAIN,
     Ratio,
     is_faster,
     paired_ratio,
@@ -155,7 +155,12 @@ def test_the_spread_of_repeated_values_is_relative_and_zero_where_the_clock_saw_
 
 @pytest.mark.parametrize(
     ("low", "ratio", "faster"),
-    [(1.01, 1.03, True), (1.0, 1.03, False), (1.01, 1.0 + MIN_GAIN, False), (0.9, 1.5, False)],
+    [
+        (1.01, 1.03, True),
+        (1.0, 1.03, False),
+        (1.01, 1.0 + SPEED.min_gain, False),
+        (0.9, 1.5, False),
+    ],
 )
 def test_faster_is_what_gains_enough_and_is_beyond_the_noise(low, ratio, faster):
     assert is_faster(Ratio(ratio, low, 2.0, 9)) is faster

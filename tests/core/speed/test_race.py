@@ -9,7 +9,7 @@ import pytest
 
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.best_arm import MIN_ROUNDS
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import BATCH
@@ -74,8 +74,8 @@ def test_one_that_was_slower_than_all_others_predict_runs_along():
 
 def test_nobody_is_out_before_three_rounds_and_a_race_of_one_ends_there():
     assert who_runs_on([[1.0], [9.0]], 4.0) == (0, 1)
-    assert who_runs_on([[9.0] * (MIN_ROUNDS - 1)], 4.0) == (0,)
-    assert who_runs_on([[9.0] * MIN_ROUNDS], 4.0) == ()
+    assert who_runs_on([[9.0] * (SPEED.min_rounds - 1)], 4.0) == (0,)
+    assert who_runs_on([[9.0] * SPEED.min_rounds], 4.0) == ()
 
 
 def test_a_round_that_takes_longer_is_spent_on_less():

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.speed.selection import (
-    SAME_SPEED_SHARE,
-    Finalist,
-    choose,
-)
-from autoprec.core.speed.space import BATCH, KNEE_SHARE, MOST_SHARE, point_key
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.selection import Finalist, choose
+from autoprec.core.speed.space import BATCH, point_key
 from autoprec.core.speed.trial_results import (
     Outcome,
     Status,
@@ -64,10 +61,10 @@ def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_on
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
         best = max(outcome.rate for outcome in history)
-        size = min(o.point[BATCH] for o in history if o.rate >= best * (1 - KNEE_SHARE))
+        size = min(o.point[BATCH] for o in history if o.rate >= best * (1 - SPEED.knee_share))
         assert chosen[0].point[BATCH] == size
         alike = max(o.rate for o in history if o.point[BATCH] == size)
-        assert chosen[0].rate >= alike * (1 - SAME_SPEED_SHARE)
+        assert chosen[0].rate >= alike * (1 - SPEED.same_speed_share)
         rest = [outcome.rate for outcome in chosen[1:]]
         assert rest == sorted(rest, reverse=True)
 
@@ -141,10 +138,10 @@ def test_both_choices_agree_without_a_plain_recipe_among_the_equally_fast(points
 @pytest.mark.parametrize(
     ("share", "rate", "batch"),
     [
-        (MOST_SHARE, 99.8, 32),
-        (MOST_SHARE, 99.7, 64),
-        (KNEE_SHARE, 98.1, 32),
-        (KNEE_SHARE, 97.9, 64),
+        (SPEED.most_share, 99.8, 32),
+        (SPEED.most_share, 99.7, 64),
+        (SPEED.knee_share, 98.1, 32),
+        (SPEED.knee_share, 97.9, 64),
     ],
 )
 def test_a_smaller_batch_is_taken_within_the_spaces_share(share, rate, batch):

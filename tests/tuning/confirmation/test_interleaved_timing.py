@@ -13,7 +13,7 @@ import pytest
 from factories import measured_twice
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.best_arm import TURN_SECONDS
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
 from autoprec.tuning.confirmation.sessions import FinalistFailed
@@ -82,7 +82,7 @@ def test_a_turn_that_other_processes_disturb_is_taken_again(together: bool) -> N
     class Disturbed(Worker):
         def call(self, method: str, **arguments: Any) -> Any:
             answer = super().call(method, **arguments)
-            if answer is None or arguments["budget"].seconds != TURN_SECONDS:
+            if answer is None or arguments["budget"].seconds != SPEED.turn_seconds:
                 return answer
             return replace(answer, step_seconds=next(turns))
 

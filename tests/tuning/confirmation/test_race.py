@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError
@@ -39,8 +40,21 @@ def contests(monkeypatch: pytest.MonkeyPatch) -> list[list[Recipe]]:
     return Racing.contests
 
 
-def race(search: SearchResult) -> SearchResult:
-    return run_race(JOB, search, cast(Any, RUNNER))
+class Notes:
+    """A study that keeps what it is told, as it would read it again."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def remember(self, name: str, value: object) -> None:
+        self.kept[name] = to_plain(value)
+
+    def recall(self, name: str, kind: type) -> Any:
+        return from_plain(kind, self.kept[name]) if name in self.kept else None
+
+
+def race(search: SearchResult, notes: Notes | None = None) -> SearchResult:
+    return run_race(JOB, cast(Any, notes or Notes()), search, cast(Any, RUNNER))
 
 
 #: The search took the smaller batch for the faster one, and the baseline for slower than it is.
@@ -118,3 +132,18 @@ def test_the_time_limit_ends_it_between_two_rounds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 4.0, lambda: float(next(ticks))))
     found = race(MISLED)
     assert [len(final.rates) for final in found.finalists] == [2] * 3
+
+
+def test_a_stopped_tuning_does_not_race_again_unless_it_searched_since(
+    contests: list[list[Recipe]],
+) -> None:
+    notes = Notes()
+    found = race(MISLED, notes)
+    again = race(MISLED, notes)
+    assert len(contests) == 1
+    assert (again.ranking, again.measured) == (found.ranking, found.measured)
+    assert [each.recipe for each in again.finalists] == [each.recipe for each in found.finalists]
+    assert [each.rates for each in again.finalists] == [(32.0,), (64.0,), (128.0,)]
+    more = searched((PLAIN, 20.0), (FAST[32], 100.0), (FAST[64], 95.0), (FLOAT32, 40.0))
+    assert len(race(more, notes).ranking) == 4
+    assert len(contests) == 2

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
@@ -340,3 +341,13 @@ def test_a_baseline_that_raced_at_another_pace_than_it_was_searched_at_is_inconc
     result = confirmed(search, [])
     assert result.choice.recipe == PLAIN
     assert "float32, batch 32 ran at 9985 samples/s in the search" in result.inconclusive
+
+
+@pytest.mark.parametrize(("on_cpu", "rounds"), [(True, SPEED.min_rounds), (False, 5)])
+def test_rounds_are_saved_where_each_costs_processes(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, rounds: int
+) -> None:
+    monkeypatch.setattr(JOB, "on_cpu", on_cpu)
+    result = confirmed(search, [proven(FAST[32])])
+    assert result.speedup is not None
+    assert result.speedup.rounds == rounds == min(rounds, JOB.options.rounds)

@@ -15,7 +15,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.numerics.reference_recipe import settings_of
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.space import MOST_SHARE, Point, Space
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.options import Options
@@ -34,7 +35,7 @@ from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
 from tests.core.device.test_policies import facts as device
 
 F32, BF16, F16 = Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16
-SPACE = Space((F32, BF16, F16), (16, 32, 64), compile=(False, True), batch_share=MOST_SHARE)
+SPACE = Space((F32, BF16, F16), (16, 32, 64), compile=(False, True), batch_share=SPEED.most_share)
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
 
 

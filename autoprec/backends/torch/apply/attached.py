@@ -7,7 +7,6 @@ the recipe asks of a loop beyond that (its batch, how often it accumulates) the 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -37,9 +36,8 @@ class AttachedRecipe:
     """What `TorchSurgeon.attach` returns.
 
     `report` says what was done to the model, `ran` what of it took part in the first update (None
-    before that). `root` is the model at which the recipe's paths start. Where it is never called
-    itself but in parts, in turns with and without gradients, autocast must not cache weights:
-    `caches` is False. `compares_calls` where the loop's script accumulates by itself.
+    before that). `root` is the model at which the recipe's paths start;
+    `compares_calls` where the loop's script accumulates by itself.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class AttachedRecipe:
     ) -> None:
         self.recipe, self.root, self.report, self.scaler = recipe, root, report, scaler
         self.ran: WhatRan | None = None
-        self.caches, self.compares_calls = True, False
+        self.compares_calls = False
         self.optimizers: list[torch.optim.Optimizer] = []
         self._device_type = torch.device(device).type
         self._dtype = autocast_dtype(recipe.policy)
@@ -84,12 +82,7 @@ class AttachedRecipe:
         kept = self.scaler.buffers
         if kept is not None and not kept.in_step:
             kept.before_forward()
-        if self.caches:
-            return self._cast
-        stack = contextlib.ExitStack()
-        stack.enter_context(torch.autocast(self._device_type, enabled=False, cache_enabled=False))
-        stack.enter_context(self._cast)
-        return stack
+        return self._cast
 
     def float32(self) -> AbstractContextManager[Any]:
         """Return a context without autocast."""

@@ -72,9 +72,10 @@ def island_state(device_type: str) -> torch.autocast:
 class CachedCasts:
     """Keeps what autocast cached without gradients from a call that needs them.
 
-    A weight that is first cast in a call without gradients is cached without a history: a later
-    call in the same context would take it from the cache, and its backward pass would give the
-    weight no gradient, without a word. Calls without gradients go on sharing their casts.
+    In torch before its pull request 165068 (2.13 has it) a weight that is first cast in a call
+    without gradients is cached without a history: a later call in the same context would take it
+    from the cache, and its backward pass would give the weight no gradient, without a word. Calls
+    without gradients go on sharing their casts.
     """
 
     def __init__(self) -> None:

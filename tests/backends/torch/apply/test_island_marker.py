@@ -142,12 +142,46 @@ def test_a_compiled_model_keeps_its_gradients_as_well() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_calls_without_gradients_share_their_casts(monkeypatch: pytest.MonkeyPatch) -> None:
-    cleared = []
-    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(1))
+@pytest.fixture
+def cleared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count how often the cache is emptied, for torch that needs it and torch that does not."""
+    found: list[int] = []
+    clear = torch.clear_autocast_cache
+
+    def count() -> None:
+        found.append(1)
+        clear()
+
+    monkeypatch.setattr(torch, "clear_autocast_cache", count)
+    return found
+
+
+def test_calls_without_gradients_share_their_casts(cleared: list[int]) -> None:
     model = mlp()
     precision = apply(BFLOAT16, model)
     with torch.no_grad(), precision.autocast():
         for _ in range(3):
             model(torch.ones(4, 6))
         assert cleared == []
+
+
+@pytest.mark.parametrize(
+    ("part", "compiled"),
+    [(False, False), (True, False), (False, True)],
+    ids=["the model", "a part of it", "a compiled model"],
+)
+def test_the_cache_is_emptied_between_them_and_a_call_with_gradients(
+    cleared: list[int], part: bool, compiled: bool
+) -> None:
+    torch._dynamo.reset()
+    model = mlp()
+    precision = apply(replace(BFLOAT16, compile=compiled), model, compile_backend="eager")
+    called = model[0] if part else model
+    with precision.autocast():
+        with torch.no_grad():
+            called(torch.ones(4, 6))
+            before = len(cleared)
+        called(torch.ones(4, 6))
+        assert len(cleared) == before + 1
+        called(torch.ones(4, 6))
+        assert len(cleared) == before + 1
