@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autoprec.core.number_words import percent
-from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, NOISE_ROUNDOFF
+from autoprec.core.numerics.single_step import (
+    MIN_NOISE_SHARE,
+    NOISE_ROUNDOFF,
+    TRANSIENT_FACTOR,
+)
 from autoprec.core.numerics.tolerance import Tolerance, chance
 from autoprec.errors import UsageError
 
@@ -141,7 +145,8 @@ def judge(
 
     `noise` is what noise on the weights does to float32, empty where it was not looked at: then a
     problem is one unless noise explains it. A format with a smaller `roundoff` than bfloat16's is
-    allowed less of it.
+    allowed less of it. The loss of a single batch may deviate as far as the check before training
+    leaves to what follows.
     """
     finer = min(1.0, max(MIN_NOISE_SHARE, roundoff / NOISE_ROUNDOFF))
     if not math.isfinite(found.outputs):
@@ -152,7 +157,7 @@ def judge(
         return _away("outputs are", found.outputs, limit)
     if found.loss is not None:
         loss = finer * max((abs(each.loss or 0.0) for each in noise), default=0.0)
-        limit = max(tolerance.loss, chance(loss, tolerance.loss_null))
+        limit = max(TRANSIENT_FACTOR * tolerance.loss, chance(loss, tolerance.loss_null))
         if abs(found.loss) > limit:
             return _away("loss is", abs(found.loss), limit)
     gradient = finer * max((each.gradient for each in noise), default=0.0)
