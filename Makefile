@@ -119,7 +119,7 @@ test-release: $(VENV)/.all-installed  ## Run the tests of packaging and of rehea
 
 # Needs a Chromium besides (Debian: apt install chromium).
 .PHONY: test-integrations
-test-integrations: $(VENV)/.integrations-installed  ## Run the tests with a browser and experiment trackers.
+test-integrations: $(VENV)/.integrations-installed  ## Run the tests with a browser, experiment trackers and trainers.
 	$(PYTEST) -m "integrations and not torch and not keras"
 	$(PYTEST) -m "integrations and torch"
 	$(PYTEST) -m "integrations and keras"

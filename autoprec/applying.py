@@ -6,10 +6,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec.backends.shared.worker_process import in_worker, note
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.numerics.watching import EVERY, Action, check_settings
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecError, AutoprecWarning, UsageError
@@ -43,6 +46,8 @@ def apply_profile(
     device: str | None = None,
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
+    watch: Action | Literal[False] = "warn",
+    watch_every: int = EVERY,
 ) -> KerasPrecision: ...
 
 
@@ -55,6 +60,8 @@ def apply_profile(
     device: str | None = None,
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
+    watch: Action | Literal[False] = "warn",
+    watch_every: int = EVERY,
 ) -> TorchPrecision: ...
 
 
@@ -66,6 +73,8 @@ def apply_profile(
     device: str | None = None,
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
+    watch: Action | Literal[False] = "warn",
+    watch_every: int = EVERY,
 ) -> Precision:
     """Apply a profile to a model and its optimizers; return the framework's Precision object.
 
@@ -80,32 +89,75 @@ def apply_profile(
     and the process is undone by the result's `restore()`, or at the end of a `with` block (kept
     memory, and threads that TensorFlow was given, are not).
 
+    Under a 16-bit policy the training is checked while it goes on: at updates 1, 100, 200, 400,
+    800 and so on, at most `watch_every` apart, one micro-batch is computed once more in float32.
+    Where two checks in a row are not what float32 computes, `watch="warn"` names the modules,
+    "float32" keeps them in float32 from the next update on, and "raise" raises `AutoprecError`;
+    False checks nothing. The checks are in the result's `watched`.
+
     "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
     AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
     as it would without autoprec and is not edited for it. While a task is tuned or verified it
     changes nothing either: a task may import the script that applies its profile.
     """
-    if fallback not in ("measured", "rules"):
-        raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
+    action = check_settings(watch, watch_every)
     if in_worker():
         return _stand_aside(profile, model, optimizer, device)
-    off = _is_switched_off()
-    if profile is None or profile == OFF:
-        profile, off = Recipe(), True
-    backend = _backend_for(profile, model)
+    from autoprec.backends.protocol import WatchingSurgeon
+
+    named = Recipe() if profile is None or profile == OFF else profile
+    backend = _backend_for(named, model)
     address = _address(device, model, backend)
     optimizers = _as_sequence(optimizer)
     surgeon = backend.surgeon()
+    made = choose_recipe(profile, address, backend, strict=strict, fallback=fallback)
+    if not made.applies:
+        return surgeon.leave_unchanged(
+            made.recipe, model=model, optimizers=optimizers, device=address
+        )
+    precision = surgeon.apply(
+        made.recipe, model=model, optimizers=optimizers, device=address, facts=made.facts
+    )
+    if action and made.recipe.policy.mixed and isinstance(surgeon, WatchingSurgeon):
+        surgeon.watch(precision, model=model, device=address, action=action, every=watch_every)
+    return precision
+
+
+@dataclass(frozen=True)
+class ChosenRecipe:
+    """What a profile gives on a device: a recipe, and the device's facts where they were asked.
+
+    Where it does not apply (AUTOPREC=off, "off" or None, or while a task is measured), the recipe
+    is float32's at the profile's batch.
+    """
+
+    recipe: Recipe
+    facts: DeviceFacts | None = None
+    applies: bool = True
+
+
+def choose_recipe(
+    profile: str | Path | Profile | Recipe | None,
+    address: str,
+    backend: Backend,
+    *,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> ChosenRecipe:
+    """Return what `apply_profile` would apply on the device at `address`; it needs no model."""
+    if fallback not in ("measured", "rules"):
+        raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
+    off = _is_switched_off() or in_worker()
+    if profile is None or profile == OFF:
+        profile, off = Recipe(), True
     if off:
         recipe = _unfitted_recipe(profile, address, backend)
         plain = Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps)
-        return surgeon.leave_unchanged(plain, model=model, optimizers=optimizers, device=address)
-    facts = None
+        return ChosenRecipe(plain, applies=False)
     if isinstance(profile, Recipe):
-        recipe = profile
-    else:
-        recipe, facts = recipe_for(profile, address, backend, strict=strict, fallback=fallback)
-    return surgeon.apply(recipe, model=model, optimizers=optimizers, device=address, facts=facts)
+        return ChosenRecipe(profile)
+    recipe, facts = recipe_for(profile, address, backend, strict=strict, fallback=fallback)
+    return ChosenRecipe(recipe, facts)
 
 
 def distribute(

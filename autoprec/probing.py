@@ -72,12 +72,18 @@ def probe_here(
 
 
 def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
-    """Time the device's matrix products with the first framework able to; remember the result."""
+    """Time the device's matrix products with the first framework able to; remember the result.
+
+    Where the same software has timed this device before, its timings count for how far ratios can
+    be trusted, too.
+    """
     if facts.observation.rehearsal:
         return facts  # times of a pretended device mean nothing
     from autoprec.backends.shared.matmul_timing import measure
 
     measured = measure(facts, list(software))
+    same = {name: version for name, version in software.items() if name == measured.framework}
+    earlier, _ = measurement_cache.recall(facts.fingerprint, same)
     float32 = measured.product(DType.FLOAT32)
     if float32 is not None and float32.gflops and not measured.disturbed:
         kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
@@ -86,7 +92,7 @@ def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFac
             measurement_cache.TimedDevice(facts.fingerprint, name, software[name], kept)
         )
         measured = replace(measured, notes=(*measured.notes, *filter(None, (note,))))
-    return with_measurements(facts, measured)
+    return with_measurements(facts, measured, earlier)
 
 
 def recall_measurements(machine: ProbeResult) -> ProbeResult:

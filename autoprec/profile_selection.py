@@ -65,7 +65,7 @@ def recipe_for(
             made.recipe, made.task.framework, framework, backend.capabilities.knobs
         )
         for warning in (*fits[chosen.name].warnings, *left_out):
-            warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
+            warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=4)
         return recipe, facts
     reasons = [f"{name}: {reason}" for name, reason in chosen.reasons.items()]
     why = "; ".join((*reasons, *unusable_accelerators(machine.unusable, profiles.values())))
@@ -75,7 +75,7 @@ def recipe_for(
         raise ProfileMismatch(f"no profile to apply: {why}. Run `autoprec tune` here")
     tuned = next(iter(profiles.values()))
     chosen_policy, said = _fallback(facts, address, backend, machine.frameworks, tuned, fallback)
-    warnings.warn(f"no profile fits this device ({why}): {said}", AutoprecWarning, stacklevel=3)
+    warnings.warn(f"no profile fits this device ({why}): {said}", AutoprecWarning, stacklevel=4)
     return _recipe_of_policy(chosen_policy, tuned.recipe), facts
 
 
@@ -130,7 +130,7 @@ def facts_of(address: str, backend: Backend, machine: MachineObservation) -> Dev
             f"for {found.name or 'an unknown device'}, as {backend.name} calls it. What can be "
             "seen `autoprec probe` says",
             AutoprecWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return merge(found, load_catalogue().family_of(found))
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed, InterleavedTiming
+from autoprec.tuning.confirmation.interleaved_timing import InterleavedTiming
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.cpu_contention import ContentionMonitor
 

@@ -42,7 +42,7 @@ TESTS_OF = {
     "speed/selection": ("speed/selection", "speed/trial_results"),
     "speed/consistency": ("speed/consistency",),
     "speed/noise": ("speed/noise",),
-    "speed/reranking": ("speed/reranking",),
+    "speed/race": ("speed/race",),
     "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/islands": ("numerics/islands",),
     "numerics/parity": (

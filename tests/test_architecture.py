@@ -31,7 +31,7 @@ PACKAGE = Path(autoprec.__file__).parent
 # machine; reports makes pages of profiles, tracking logs them; studies lists what tunings keep;
 # probing finds devices and times their products. yaml_files, profiles (profile files, with their
 # comments) and measurement_cache do for the layers above what core may not do; version holds one
-# constant.
+# constant. integrations attaches profiles to other people's trainers.
 FILES = {"measurement_cache", "profile_comments", "profiles", "version", "yaml_files"}
 LAYERS = {
     "errors": set(),
@@ -52,6 +52,7 @@ LAYERS = {
     },
     "profile_selection": {"backends", "hardware", "core", "errors", *FILES},
     "applying": {"profile_selection", "backends", "core", "errors", *FILES},
+    "integrations": {"applying", "backends", "core", "errors"},
     "studies": {"tuning", "errors"},
     "reports": {"reporting", "core", "errors", *FILES},
     "tracking": {"reports", "core", "errors", *FILES},
@@ -76,6 +77,14 @@ FRAMEWORK_FOLDERS = {
     "torch": ("backends.torch", "backends.keras"),
     "tensorflow": ("backends.keras",),
     "keras": ("backends.keras",),
+}
+
+# A trainer is imported by its own file only, and torch by none of them.
+TRAINERS = {
+    "lightning": "integrations.lightning.of_lightning",
+    "pytorch_lightning": "integrations.lightning.of_pytorch_lightning",
+    "lightning_fabric": "integrations.lightning.of_pytorch_lightning",
+    **dict.fromkeys(("accelerate", "transformers", "trl", "timm", "deepspeed"), ""),
 }
 
 # core decides and never looks: no files, clock, environment, processes or hidden randomness.
@@ -168,6 +177,14 @@ def framework_violations(found: list[Import]) -> list[str]:
     ]
 
 
+def trainer_violations(found: list[Import]) -> list[str]:
+    return [
+        str(each)
+        for each in found
+        if top(each.imported) in TRAINERS and inside(each.importer) != TRAINERS[top(each.imported)]
+    ]
+
+
 def core_violations(found: list[Import]) -> list[str]:
     allowed = set(sys.stdlib_module_names) - LOOKING
     return [
@@ -209,6 +226,7 @@ def cycle_violations(found: list[Import]) -> list[str]:
 RULES: list[Callable[[list[Import]], list[str]]] = [
     layer_violations,
     framework_violations,
+    trainer_violations,
     core_violations,
     backend_violations,
     cycle_violations,
@@ -235,6 +253,10 @@ BREAKS = [
     (framework_violations, {"backends/protocol.py": "from keras import Model"}),
     (framework_violations, {"backends/torch/measure/session.py": "import tensorflow as tf"}),
     (framework_violations, {"backends/torchlike.py": "import torch"}),
+    (framework_violations, {"integrations/accelerate.py": "def bind():\n    import torch"}),
+    (trainer_violations, {"api.py": "import lightning"}),
+    (trainer_violations, {"integrations/accelerate.py": "from accelerate import Accelerator"}),
+    (trainer_violations, {"integrations/lightning/__init__.py": "import pytorch_lightning"}),
     (core_violations, {"core/device/policies.py": "import numpy as np"}),
     (core_violations, {"core/device/policies.py": "from time import perf_counter"}),
     (core_violations, {"core/device/policies.py": "import os.path"}),
@@ -312,6 +334,26 @@ def third_party_loaded_by(statement: str) -> set[str]:
         timeout=60,
     )
     return set(json.loads(child.stdout)) - sys.stdlib_module_names - {"autoprec"}
+
+
+INTEGRATIONS = sorted(
+    f"autoprec.{inside(name)}"
+    for name in modules_of(PACKAGE)
+    if inside(name).startswith("integrations") and inside(name) not in TRAINERS.values()
+)
+
+
+@pytest.mark.parametrize("module", INTEGRATIONS)
+def test_importing_an_integration_loads_no_trainer_and_no_framework(module: str) -> None:
+    loaded = third_party_loaded_by(f"import {module}")
+    assert loaded.isdisjoint({*TRAINERS, *FRAMEWORK_FOLDERS})
+
+
+def test_the_files_of_integrations_are_short() -> None:
+    paths = list((PACKAGE / "integrations").rglob("*.py"))
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert len(paths) > 8
+    assert {name: lines for name, lines in lengths.items() if lines > 150} == {}
 
 
 @pytest.mark.parametrize("module", ["autoprec", "autoprec.errors", "autoprec.cli"])

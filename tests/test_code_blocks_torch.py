@@ -127,32 +127,6 @@ def test_the_command_that_switches_a_profile_off(write_profile: WriteProfile) ->
         assert done.stdout.strip() == expected, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("policy", "lightning", "accelerate"),
-    [
-        (Policy.FLOAT32, "32-true", "no"),
-        (Policy.TF32, "32-true", "no"),
-        (Policy.MIXED_BFLOAT16, "bf16-mixed", "bf16"),
-        (Policy.MIXED_FLOAT16, "16-mixed", "fp16"),
-    ],
-)
-def test_a_recipe_for_a_trainer_that_owns_precision(
-    policy: Policy,
-    lightning: str,
-    accelerate: str,
-    write_profile: WriteProfile,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(write_profile(recipe_of(policy, accumulation_steps=4), "torch").parent)
-    names: dict[str, Any] = {"Trainer": dict, "Accelerator": dict}
-    exec(block("docs/migration.md", 3), names)
-    assert names["trainer"] == {"precision": lightning, "accumulate_grad_batches": 4}
-    assert names["accelerator"] == {
-        "mixed_precision": accelerate,
-        "gradient_accumulation_steps": 4,
-    }
-
-
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give the environment that torchrun gives the only rank, and end the group afterwards."""
@@ -215,34 +189,3 @@ def test_a_loop_under_torchrun(digits: dict[str, Any], write_profile: WriteProfi
     names = with_new_model(digits)
     exec(block("docs/trainers.md", 1), names)
     assert digits_accuracy(names) > 0.9
-
-
-def test_a_loop_with_accelerate(digits: dict[str, Any]) -> None:
-    names = with_new_model(digits)
-    exec(block("docs/trainers.md", 3), names)
-    assert digits_accuracy(names) > 0.9
-
-
-def test_arguments_for_hugging_faces_trainer(digits: dict[str, Any], tmp_path: Path) -> None:
-    from transformers import Trainer
-
-    names = with_new_model(digits)
-    exec(block("docs/trainers.md", 4), names)
-    arguments = names["arguments"]
-    assert (arguments.bf16, arguments.fp16, arguments.tf32) == (True, False, None)
-    assert arguments.per_device_train_batch_size == 32
-    assert arguments.gradient_accumulation_steps == 2
-
-    class Classifier(nn.Module):
-        def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            outputs = names["model"](pixels)
-            return {"loss": names["loss_fn"](outputs, labels), "logits": outputs}
-
-    rows = [{"pixels": pixels, "labels": label} for pixels, label in names["data"]]
-    arguments.max_steps, arguments.report_to, arguments.disable_tqdm = 6, [], True
-    arguments.save_strategy = "no"
-    module = Classifier()
-    module.add_module("net", names["model"])
-    before = names["model"][0].weight.detach().clone()
-    Trainer(module, arguments, train_dataset=rows).train()
-    assert not torch.equal(names["model"][0].weight, before)

@@ -135,7 +135,7 @@ def one_step() -> dict[str, Any]:
 
 
 def test_the_custom_loop_after_trains_as_a_plain_one() -> None:
-    before, after = block("docs/migration.md", 5), block("docs/migration.md", 6)
+    before, after = block("docs/migration.md", 4), block("docs/migration.md", 5)
     assert "get_unscaled_gradients" in before
     plain, scaled = one_step(), one_step()
     exec(after, scaled)
@@ -152,7 +152,7 @@ def test_the_custom_loop_after_trains_as_a_plain_one() -> None:
 
 
 def test_what_takes_the_place_of_the_graph_rewrite_applies() -> None:
-    code = block("docs/migration.md", 4)
+    code = block("docs/migration.md", 3)
     then, first, second = re.split(r"^# (?:now|or).*$", code, flags=re.MULTILINE)
     assert "enable_mixed_precision_graph_rewrite" in then
     names = one_step() | {"build_model": small_model}

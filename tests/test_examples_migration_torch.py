@@ -232,7 +232,7 @@ def test_a_weight_average_is_evaluated_wherever_it_was_made(
         "loader": [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(5)],
         "held_out": held_out,
     }
-    exec(block("docs/migration.md", 7), names)
+    exec(block("docs/migration.md", 6), names)
     assert names["average"].n_averaged == names["precision"].updates_in(5) == 3
     assert names["outputs"].dtype is torch.float32
     assert torch.equal(names["outputs"], names["precision"].forward(held_out))
@@ -257,10 +257,10 @@ def test_a_roll_out_and_its_update_have_the_same_log_probabilities(
     precision = apply_profile(profile, model=model, optimizer=torch.optim.SGD(model.parameters()))
     names = {"torch": torch, "precision": precision, "states": states, "epochs": 1}
     before = weights(model)[0].clone()
-    exec(block("docs/migration.md", 8), names | {"advantages": torch.randn(64)})
+    exec(block("docs/migration.md", 7), names | {"advantages": torch.randn(64)})
     assert not torch.equal(weights(model)[0], before)
     names |= {"advantages": torch.zeros(64), "epochs": 2}
-    exec(block("docs/migration.md", 8), names)
+    exec(block("docs/migration.md", 7), names)
     assert torch.equal(names["ratio"], torch.ones(64))
     exact = model(states).log_prob(names["actions"])
     assert torch.equal(exact, names["before"]) == (policy is Policy.FLOAT32)

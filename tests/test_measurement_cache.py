@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from factories import device_of_family
 
 from autoprec import measurement_cache
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.dtypes import DType
+from autoprec.core.device.policies import propose
+from autoprec.core.dtypes import DType, Policy
+from autoprec.probing import measure_device
 
 HERE = Fingerprint(DeviceKind.CPU, "a-family", "A CPU", 16, core_quota=2.0, partition="")
 MEASURED = Measurements(
@@ -64,6 +67,24 @@ def test_the_first_framework_named_counts(folder: Path) -> None:
     both = {"tensorflow": "2.21.0", **SOFTWARE}
     assert measurement_cache.recall(HERE, both) == (other.measured, ())
     assert measurement_cache.recall(HERE, dict(reversed(both.items()))) == (MEASURED, ())
+
+
+def test_a_timing_refuses_nothing_that_an_earlier_one_found_faster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = iter((70.0, 130.0, 70.0))
+
+    def timed(*_: object) -> Measurements:
+        products = Product(DType.FLOAT32, gflops=100.0), Product(DType.FLOAT16, gflops=next(rates))
+        return Measurements("torch", products)
+
+    monkeypatch.setattr("autoprec.backends.shared.matmul_timing.measure", timed)
+    device = device_of_family("nvidia-volta")
+    first, faster, slow = (propose(measure_device(device, SOFTWARE)) for _ in range(3))
+    assert Policy.MIXED_FLOAT16 not in first.policies
+    assert faster.recommended is Policy.MIXED_FLOAT16
+    assert slow.recommended is Policy.FLOAT32
+    assert Policy.MIXED_FLOAT16 in slow.policies
 
 
 @pytest.mark.parametrize(

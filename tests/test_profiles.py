@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec import profile_comments, yaml_files
+from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import DType, Policy
@@ -204,6 +205,7 @@ def test_every_comment_belongs_to_a_key_there_is():
         *(f"evidence.{f.name}" for f in fields(Evidence)),
         *(f"evidence.baseline.{f.name}" for f in fields(Baseline)),
         *(f"evidence.chosen.{f.name}" for f in fields(Chosen)),
+        *(f"evidence.batch.{f.name}" for f in fields(BatchChoice)),
         *(f"evidence.parity.{f.name}" for f in fields(Verdict)),
     }
     assert set(profile_comments._COMMENTS) <= names

@@ -26,6 +26,7 @@ from autoprec.core.numerics.traces import (
     Trajectory,
     UnitTrace,
 )
+from autoprec.core.numerics.watching import Action
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 
@@ -141,8 +142,8 @@ class Capabilities:
     loss_in_task: bool = False
     """Whether the task file must define loss_fn or training_step: models carry no loss."""
 
-    cheap_compilation: bool = False
-    """Whether compilation takes seconds, so that it is tried without being requested."""
+    compiles_on: tuple[DeviceKind, ...] = ()
+    """The devices on which compiled recipes are tried without being requested."""
 
     sessions_interfere: bool = True
     """Whether a session's step times on a CPU depend on other sessions in its process.
@@ -189,14 +190,17 @@ class Tracer(Protocol):
         accumulation_steps: int = 1,
         seconds: float | None = None,
         stop_at_plateau: bool = False,
+        compared_batch: int | None = None,
     ) -> Trajectory:
         """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
 
         With `stop_at_plateau` it ends where the loss no longer falls: `proof_steps.has_ended`.
+        Steps at the checkpoints are compared on batches of `compared_batch` samples; without it,
+        on those that the run trained on.
         """
 
     def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
+        """Compare loss and gradient under `recipe` with float32's at every kept checkpoint."""
 
     def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
         """Compare the recipe's settings in float32 with plain float32, at the initial weights.
@@ -307,6 +311,18 @@ class RankSurgeon(Protocol):
 
     def distribute(self, recipe: Recipe, *, model: Any, device: str) -> Any:
         """Return the model shared over the ranks as the recipe says; the ranks have joined."""
+
+
+@runtime_checkable
+class WatchingSurgeon(Protocol):
+    """What a surgeon does as well where trainings are checked while they go on."""
+
+    def watch(self, precision: Any, *, model: Any, device: str, action: Action, every: int) -> None:
+        """Check the training that `apply`'s result serves, at most `every` updates apart.
+
+        What does not compute as float32 does is acted on as `action` says; a model that cannot be
+        checked is not.
+        """
 
 
 class Backend(Protocol):

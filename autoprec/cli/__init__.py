@@ -13,14 +13,26 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from autoprec.cli import check, diff, fleet, probe, report, schema, show, studies, tune, verify
+from autoprec.cli import (
+    check,
+    diff,
+    export,
+    fleet,
+    probe,
+    report,
+    schema,
+    show,
+    studies,
+    tune,
+    verify,
+)
 from autoprec.cli.completion import SHELLS, PrintCompletion
 from autoprec.cli.parser import Parser
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
 
-COMMANDS = (probe, tune, check, verify, show, report, diff, studies, schema, fleet)
+COMMANDS = (probe, tune, check, verify, show, report, diff, studies, export, schema, fleet)
 
 _EXIT_CODES = """\
 exit codes:

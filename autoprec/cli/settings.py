@@ -27,7 +27,9 @@ def add_setting(parser: argparse._ActionsContainer, setting: Setting | str, text
     if isinstance(setting, str):
         (setting,) = (each for each in settings_of(Options) if each.name == setting)
     how: dict[str, Any] = {"metavar": setting.metavar}
-    if setting.kept is bool:
+    if setting.kept is bool and setting.optional:
+        how = {"action": argparse.BooleanOptionalAction}
+    elif setting.kept is bool:
         how = {"action": "store_const", "const": not setting.default}
     elif setting.kept in (int, float):
         how["type"] = partial(_number, setting.kept)

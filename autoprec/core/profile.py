@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal
 
+from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.codec import bounded
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import times
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.verdict import Verdict
@@ -159,7 +161,8 @@ class Evidence:
 
     `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
     says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
-    what a time limit left out; `checkpoint` the weights that training began with, where they were
+    what a time limit left out; `batch` what is known of the batch (None: in a profile of an earlier
+    version, or a rehearsal's); `checkpoint` the weights that training began with, where they were
     not `build_model`'s own. `tried` has every recipe of the search, in its order.
     """
 
@@ -167,6 +170,7 @@ class Evidence:
     chosen: Chosen
     speedup: Ratio = NOT_COMPARED
     speedup_same_batch: Ratio | None = None
+    batch: BatchChoice | None = None
     parity: Verdict
     reason: str
     waterfall: tuple[Part, ...] = ()
@@ -250,8 +254,18 @@ class Profile:
         return (Gain(evidence.speedup_same_batch, alike, f"over {named}"), whole)
 
     def describe_gains(self) -> str:
-        """Say in one line how much faster the recipe is; empty where it was not compared."""
-        return "; ".join(f"{gain.ratio.in_words()} {gain.over}" for gain in self.gains())
+        """Say in one line how much faster the recipe is; empty where it was not compared.
+
+        What a larger batch gains is said as the loader feeds it, too, where that is less.
+        """
+        said = [f"{gain.ratio.in_words()} {gain.over}" for gain in self.gains()]
+        chosen, base = self.evidence.chosen, self.evidence.baseline
+        larger = said and self.recipe.effective_batch != self.baseline.effective_batch
+        if larger and chosen.data_seconds > chosen.step_seconds:
+            feeds = chosen.samples_per_second * chosen.step_seconds / chosen.data_seconds
+            fed = feeds / min(feeds, base.samples_per_second)
+            said[-1] += f" ({times(fed)} as far as the loader feeds it)"
+        return "; ".join(said)
 
     def describe_recipe(self) -> str:
         """Describe the recipe completely; a model in 16 bits is not called float32."""
@@ -289,6 +303,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
         speedup=NOT_COMPARED,
         speedup_same_batch=None,
+        batch=None,
         waterfall=(),
         tried=tuple(replace(each, samples_per_second=0.0) for each in evidence.tried),
         padding=tuple(replace(each, speed_with_over_without=None) for each in evidence.padding),

@@ -63,6 +63,26 @@ def signed_rank(count: int, confidence: float) -> int:
     return _largest_rank(ways, count, confidence)
 
 
+#: Student's t: how many standard errors the 95 % interval of a mean reaches to either side, by the
+#: degrees of freedom. From any table of it.
+_STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def student_interval(
+    values: Sequence[float], assumed_deviation: float, assumed_values: int
+) -> float:
+    """Return the half width of the mean's 95 % interval for a few values that err normally.
+
+    The deviation is estimated from the values and from `assumed_values` more, as it were, that were
+    off by `assumed_deviation`: two values alone may agree by chance. At most ten are counted.
+    """
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    freedom = min(assumed_values + len(values) - 1, len(_STUDENT_95))
+    variance = (assumed_values * assumed_deviation**2 + squares) / freedom
+    return _STUDENT_95[freedom - 1] * math.sqrt(variance / len(values))
+
+
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the interval of the median from order statistics; with few values, the whole range.
 

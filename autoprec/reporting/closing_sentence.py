@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
-from autoprec.core.number_words import percent, rate_number
+from autoprec.core.number_words import percent, rate_number, times
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Chosen, Profile
 from autoprec.core.recipe import FLOAT8
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn
-from autoprec.core.speed.noise import MIN_GAIN
 from autoprec.reporting.flags import with_flags
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
@@ -44,7 +45,10 @@ def closing_sentence(profile: Profile) -> str:
     if evidence.chosen.bound:
         text += f"; {_limit(evidence.chosen)}"
     if evidence.chosen.break_even_steps is not None:
-        text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
+        text += (
+            f"; compilation takes {evidence.chosen.warmup_seconds:.0f} s and pays off after "
+            f"{evidence.chosen.break_even_steps:,} steps"
+        )
     if evidence.parity.caveat:
         text += with_flags(f". Warning: {evidence.parity.caveat}; {HOW_TO_SEE_LEARNING}")
     return text
@@ -106,7 +110,7 @@ def _caveat(profile: Profile) -> str:
         return "no lower precision was both faster and proven; "
     waterfall = profile.evidence.waterfall
     own = [part.speedup for part in waterfall if part.what in (FLOAT8, PRECISION)]
-    pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + MIN_GAIN for part in own)
+    pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + SPEED.min_gain for part in own)
     return "" if pays else "lower precision brings no gain here; "
 
 
@@ -120,6 +124,39 @@ def part_lines(profile: Profile) -> list[str]:
         lines.append(f"  {part.what}: {part.speedup.in_words()}: {side} over {part.against}")
         side = part.against
     return lines
+
+
+def batch_line(profile: Profile) -> str:
+    """Say what is known of the batch beside the recipe; empty where nothing was to be chosen."""
+    batch = profile.evidence.batch
+    if batch is None or batch.knee is None or profile.evidence.inconclusive:
+        return ""
+    chosen = f"{batch.chosen} (--batch {batch.rule})" if batch.rule != "knee" else batch.chosen
+    text = f"  the batch: {chosen} chosen, knee {batch.knee}, {batch.fits} fits"
+    if batch.loader_feeds is not None:
+        text += f"; the loader feeds {rate_number(batch.loader_feeds)} samples/s"
+    return f"{text}{_noise_text(batch)}"
+
+
+def _noise_text(batch: BatchChoice) -> str:
+    """Say what a larger batch needs at most, by the gradient's noise; empty where that is unknown.
+
+    The learning rates are those of Goyal et al. (arXiv 1706.02677) for SGD, and of Malladi et al.
+    (arXiv 2205.10287) for Adam.
+    """
+    seen, yours, chosen = batch.noise_scale, batch.yours, batch.chosen
+    if seen is None:
+        return ""
+    at = "more than can be told" if seen.at is None else rate_number(seen.at)
+    text = f"; gradient noise scale {at} samples in steps {seen.first_step}-{seen.last_step}"
+    more = seen.samples_needed(chosen, yours)
+    if chosen <= yours or more is None:
+        return text
+    linear = chosen / yours
+    return (
+        f"{text}: {chosen} needs at most {times(more)} the samples of {yours} for the same loss, "
+        f"with the learning rate times {linear:.3g} (SGD) or {linear**0.5:.3g} (Adam)"
+    )
 
 
 def communication_line(profile: Profile) -> str:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from autoprec.backends.protocol import Engine
 from autoprec.core.codec import did_you_mean
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.loss_curves import MIN_STEPS
 from autoprec.core.recipe import KnobValue, check_knob
-from autoprec.core.speed.space import BATCH_SIZES, parse_batch_sizes
+from autoprec.core.speed.space import BATCH_SIZES, LARGEST_BATCH, parse_batch_sizes
 from autoprec.errors import UsageError
 from autoprec.tuning.events import Listener
 from autoprec.tuning.settings import Read, Setting, settings_of
@@ -28,8 +28,8 @@ R = TypeVar("R")
 
 BASELINE_BATCH = 32
 
-Sampler = Literal["cost", "tpe", "grid", "random"]
-"""What chooses the next recipe to try."""
+SAMPLERS = ("cost", "tpe", "grid", "random")
+"""What chooses the next recipe to try, by a short name."""
 
 
 def _read_policies(given: str | Iterable[str | Policy]) -> tuple[Policy, ...]:
@@ -82,6 +82,25 @@ def _read_level(text: str) -> KnobValue:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
+def _read_sampler(given: str) -> str:
+    if given not in SAMPLERS and "." not in given:
+        raise ValueError(given)
+    return given
+
+
+_BATCH_RULES = ("knee", "max")
+
+
+def _read_batch(given: str | int) -> str:
+    """Return a rule's name, or a batch in digits."""
+    text = str(given).strip().lower()
+    if text in _BATCH_RULES:
+        return text
+    if not 1 <= int(text) <= LARGEST_BATCH:
+        raise ValueError(text)
+    return str(int(text))
+
+
 def _read_modules(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -121,9 +140,22 @@ class Options:
         "exactly these policies, even those the rules refuse: float32, tf32, mixed_bfloat16, "
         "mixed_float16; short names such as bf16 and fp16 are accepted"
     )
+    batch: Read[str | int, str] = _search(
+        "knee",
+        "knee|max|N",
+        read_as=_read_batch,
+        expected='"knee", "max" or a batch such as 256',
+        new="study",
+    ).says(
+        "the batch, where the task file has no BATCH_SIZE: knee is the smallest within 2 % of the "
+        "most samples/s that the loader feeds, max that with the most samples/s; N is yours, and "
+        "everything runs at it (default: {default})"
+    )
     batch_sizes: Read[str | Iterable[int] | None, tuple[int, ...] | None] = _search(
         None, "B,B|LOW-HIGH", read_as=parse_batch_sizes, expected=BATCH_SIZES, new="study"
-    ).says("micro-batches to try (default: 8-1024 on a CPU, 8-4096 elsewhere)")
+    ).says(
+        "micro-batches to try (default: 8 and its doubles, as far as memory and their gain allow)"
+    )
     trials: int | None = _search(None, "N", above=0, new="result").says(
         "run at most this many trials (default: until no recipe is worth another)"
     )
@@ -134,8 +166,9 @@ class Options:
     search_limit: float | None = _search(None, "SECONDS", above=0, new="result").says(
         "time for the search alone (default: no limit)"
     )
-    compile: bool = _search(False, new="study").says(
-        "also try torch.compile (Keras: XLA is always tried)"
+    compile: bool | None = _search(None, new="study").says(
+        "also try compiled recipes, or never (default: torch.compile on CUDA, ROCm and XPU, XLA "
+        "under Keras everywhere)"
     )
     align: int | None = _search(None, "N", above=0, new="study").says(
         "try padding matrix dimensions to this multiple (default: what suits the device)"
@@ -166,9 +199,17 @@ class Options:
         "time every part of the speed-up by itself (batch, precision, each setting), not only "
         "what fits into seconds"
     )
-    sampler: Sampler = _search("cost", "NAME", new="study").says(
-        "what chooses the next recipe: {choices}; cost goes by the expected gain under a cost "
-        "model (default: {default})"
+    sampler: str = _search(
+        "cost",
+        "NAME",
+        read_as=_read_sampler,
+        suggested=SAMPLERS,
+        expected=f"one of {', '.join(SAMPLERS)}, or the import path of a sampler of Optuna",
+        new="study",
+    ).says(
+        "what chooses the next recipe: {choices}, or the import path of a sampler of Optuna, such "
+        "as optuna.samplers.GPSampler; cost goes by the expected gain under a cost model (default: "
+        "{default})"
     )
     proof_steps: int | None = _proof(
         None,
@@ -221,6 +262,21 @@ class Options:
             raise UsageError(
                 f"`engine={self.engine}` given, which shares a step among ranks: give `nproc`, too"
             )
+        if self.fixed_batch and self.batch_sizes:
+            raise UsageError(
+                f"`batch={self.batch}` and `batch_sizes` given: give one or the other; with a "
+                "BATCH_SIZE in the task file, `batch_sizes` are the parts it may be split into"
+            )
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """Return the batch that was asked for by its number."""
+        return int(self.batch) if self.batch.isdigit() else None
+
+    @property
+    def asked_batches(self) -> tuple[int, ...] | None:
+        """Return the micro-batches that were asked for; None where they are free to choose."""
+        return self.batch_sizes if self.fixed_batch is None else (self.fixed_batch,)
 
     def identity(self) -> Mapping[str, object]:
         """Return the settings that make two tunings of one task different studies."""

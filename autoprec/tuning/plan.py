@@ -13,7 +13,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.speed.space import BATCH
+from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.step_bounds import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.job import Target, TuningJob
@@ -33,6 +33,8 @@ from autoprec.tuning.search.task_space import (
     refusals_for_task,
 )
 from autoprec.workers.handlers import LoadedTask
+
+_BUSY_BATCH = 1024
 
 Figures = Callable[[DeviceFacts], DeviceFacts]
 """Finds the device whose peaks and bandwidth stand for another's: itself or one of its family."""
@@ -71,6 +73,12 @@ def _drives(loaded: LoadedTask, device: DeviceFacts) -> bool:
     )
 
 
+def _large_batch(space: Space) -> int:
+    """Return a batch that keeps most devices busy, or the nearest there is."""
+    sizes = space.batch_sizes
+    return max((size for size in sizes if size <= _BUSY_BATCH), default=min(sizes))
+
+
 def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
     """Make the plan for a task that is described already."""
     notes: list[str] = []
@@ -88,7 +96,7 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
     proposal = replace(proposal, refusals=(*proposal.refusals, *refusals))
     baseline = int(baseline_point(space)[BATCH])
     estimated = estimate_steps(
-        task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
+        task, figures, proposal.policies, sorted({baseline, _large_batch(space)})
     )
     multiple = min(padding_multiples(there, device, space.policies), default=1)
     return Plan(

@@ -15,6 +15,7 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.probe_result import Unusable
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
+from autoprec.measurement_cache import with_remembered_measurements
 from autoprec.tuning.events import Described, Note, Stage, Started
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
@@ -30,7 +31,7 @@ from autoprec.workers.runner import Runner, raise_user_error
 def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResult:
     """Describe the task, measure the device, and build the search space from both."""
     task = describe_once(job, study, runner)
-    facts = _measure_device(job, study)
+    facts = measure_device(job, study)
     refuse_absent_tf32(job, facts)
     proposal = propose(facts, job.options.policies)
     job.listener(Started(str(job.task), facts, proposal, study.location))
@@ -46,14 +47,16 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
     )
 
 
-def _measure_device(job: TuningJob, study: Study) -> DeviceFacts:
-    """Time the device's matrix products, once for a study."""
+def measure_device(job: TuningJob, study: Study) -> DeviceFacts:
+    """Time the device's matrix products, once for a device and version of its framework."""
     facts = study.recall("facts", DeviceFacts)
     if facts is not None:
         return facts
-    job.listener(Stage("probe", "timing this device's matrix products"))
     known = job.target.facts
-    facts = job.target.measure(known)
+    facts = with_remembered_measurements(known, job.target.software)
+    if not facts.measured_on:
+        job.listener(Stage("probe", "timing this device's matrix products"))
+        facts = job.target.measure(facts)
     for note in facts.notes[len(known.notes) :]:
         job.listener(Note(note, warning=True))
     study.remember("facts", facts)
@@ -171,7 +174,7 @@ def _missing_file_hint(task: Path, message: str) -> str:
 
 
 def _first_batch(job: TuningJob) -> int:
-    sizes = job.options.batch_sizes
+    sizes = job.options.asked_batches
     if not sizes or BASELINE_BATCH in sizes:
         return BASELINE_BATCH
     return sizes[0]

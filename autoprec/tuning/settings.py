@@ -47,11 +47,11 @@ class Setting:
 
     `metavar` stands for the value on the command line, and `group` is the heading there. `option`
     is what it is called there if not by its name, `short` its letter; it may be given `several`
-    times. `read_as` turns what a caller may write into the field's type; it raises `UsageError`, or
-    `TypeError` or `ValueError` for the usual message. A number has to be `above` another;
-    `expected` says in other words what is expected. With another value a `new` study begins, or a
-    finished study runs again for a new result. `given` is the type that a caller may write, `kept`
-    the field's own, without None.
+    times. `suggested` are the values that most give. `read_as` turns what a caller may write into
+    the field's type; it raises `UsageError`, or `TypeError` or `ValueError` for the usual message.
+    A number has to be `above` another; `expected` says in other words what is expected. With
+    another value a `new` study begins, or a finished study runs again for a new result. `given` is
+    the type that a caller may write, `kept` the field's own, without None.
     """
 
     default: object
@@ -62,6 +62,7 @@ class Setting:
     several: bool = False
     read_as: Callable[[Any], object] = lambda value: value
     above: float | None = None
+    suggested: tuple[str, ...] = ()
     expected: str = ""
     new: Literal["study", "result", ""] = ""
     help: str = ""
@@ -83,8 +84,9 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the only values it may have, where they are few."""
-        return typing.get_args(self.kept) if typing.get_origin(self.kept) is Literal else ()
+        """Return the only values it may have, or what is suggested, where they are few."""
+        named = typing.get_origin(self.kept) is Literal
+        return self.suggested or (typing.get_args(self.kept) if named else ())
 
     @property
     def explanation(self) -> str:

@@ -9,11 +9,12 @@ from autoprec.core.device.policies import Refusal
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
-from autoprec.core.speed.selection import Choice
+from autoprec.core.speed.selection import Choice, Finalist
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.search.trials import Measured, Trials, typical_measurement
@@ -42,15 +43,17 @@ class PreflightResult:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The trials, and the ranking that re-ranking the fastest of them gave.
+    """The trials, and what the race of the fastest of them told.
 
-    `baseline_point` is the baseline that fits in memory; `measured` holds the rounds of the
-    re-ranking, `notes` what the profile should warn of.
+    `baseline_point` is the baseline that fits in memory. `ranking` has the outcomes as they came
+    out in the race, `finalists` the rates of its rounds, `measured` their measurements; all empty
+    without a race. `notes` is what the profile should warn of.
     """
 
     trials: Trials
     baseline_point: Point
     ranking: tuple[Outcome, ...] = ()
+    finalists: tuple[Finalist, ...] = ()
     measured: Measured = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
@@ -63,22 +66,13 @@ class SearchResult:
 
     @property
     def baseline_outcome(self) -> Outcome:
-        """Return the baseline's outcome, as the re-ranking ranked it."""
+        """Return the baseline's outcome, as the race ranked it."""
         ranked = self.ranking or self.trials.history
         key = point_key(self.baseline_point)
         return next(outcome for outcome in ranked if point_key(outcome.point) == key)
 
-    def continued(self, again: SearchResult) -> SearchResult:
-        """Return what the search came to when it ran again, with what this knew besides."""
-        return replace(
-            again,
-            measured={**self.measured, **again.measured},
-            refusals=(*self.refusals, *again.refusals),
-            not_covered=tuple(dict.fromkeys((*self.not_covered, *again.not_covered))),
-        )
-
     def of_policy(self, policy: str) -> list[Outcome]:
-        """Return the outcomes of one policy, as the re-ranking ranked them."""
+        """Return the outcomes of one policy, as the race ranked them."""
         ranked = self.ranking or self.trials.history
         return [outcome for outcome in ranked if outcome.point["policy"] == policy]
 
@@ -87,7 +81,8 @@ class SearchResult:
 class ProvenRecipe:
     """A recipe that may be chosen, with its verdict and its measured speed.
 
-    `settings` is the verdict on float32 with the recipe's settings, where it has any.
+    `settings` is the verdict on float32 with the recipe's settings, where it has any, and
+    `noise_scale` what the proof's float32 training showed of the gradient's noise.
     """
 
     recipe: Recipe
@@ -97,6 +92,7 @@ class ProvenRecipe:
     loss_scale: ScaleEvidence | None = None
     islands: IslandsEvidence | None = None
     settings: Verdict | None = None
+    noise_scale: NoiseScale | None = None
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,16 @@ workers measure.
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from autoprec.backends.protocol import DeviceMemory
-from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import name_recipe
-from autoprec.core.speed.trial_results import shortlist
-from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
-from autoprec.tuning.confirmation.search_comparison import overstated
+from autoprec.tuning.confirmation.race import run_race
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import Finished, Note, Profiled, Stage
 from autoprec.tuning.final_study import write_final_study
@@ -31,7 +26,7 @@ from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
-from autoprec.tuning.search.reranking_rounds import doubt_search
+from autoprec.tuning.search.first_answer import first_answer
 from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
@@ -45,16 +40,11 @@ from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.study.kept_tunings import RESULT, TASK_PATH, StoredProfile
 from autoprec.tuning.study.places import default_journal
 from autoprec.tuning.study.study import Study, study_name
-from autoprec.tuning.time_limit import SEARCH_SHARE, Deadline
+from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
-from autoprec.workers.prestart import PrestartedRunners
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_digest import task_digest
-
-#: A worker starts during the proof where the memory limit holds this many times the baseline's
-#: memory.
-_PRESTART_MEMORY_MULTIPLE = 4
 
 
 def tune(job: TuningJob) -> Profile:
@@ -96,26 +86,14 @@ def tune(job: TuningJob) -> Profile:
 def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
-    """Search, prove and confirm; search once more where the confirmation belies the search.
-
-    Whatever slowed the baseline in the search may have slowed what it took for too slow.
-    """
-    search = run_search(job, study, preflight, runner)
+    """Search, race, prove and confirm."""
+    found = run_search(job, study, preflight, runner)
+    if said := first_answer(found):
+        job.listener(Note(said))
+    search = run_race(job, study, found, runner)
     prover = Prover(job, study, preflight, runner)
-    with PrestartedRunners(job.runner, search.baseline) as make_runner:
-        if _should_prestart(job, search):
-            make_runner.start()
-        proof = run_proofs(job, preflight, search, prover)
-        proof, confirmation = _confirm(job, search, proof, prover, runner, make_runner)
-        log_ratio = overstated(search, proof, confirmation)
-        if log_ratio and not job.deadline.passed(SEARCH_SHARE):
-            job.listener(Note(_explain_second_search(log_ratio)))
-            doubt_search(study, search.baseline_outcome, log_ratio)
-            search = search.continued(run_search(job, study, preflight, runner))
-            again = run_proofs(job, preflight, search, prover, proof)
-            if again.fastest.recipe.key() != proof.fastest.recipe.key():
-                again, confirmation = _confirm(job, search, again, prover, runner, make_runner)
-            proof = again
+    proof = run_proofs(job, preflight, search, prover)
+    proof, confirmation = _confirm(job, search, proof, prover, runner)
     contention = job.contention_monitor.worst
     return TuningResult(preflight, search, proof, confirmation, contention)
 
@@ -132,40 +110,19 @@ def _profile(job: TuningJob, recipe: Recipe, runner: Runner) -> None:
             job.listener(Profiled(recipe, operators))
 
 
-def _explain_second_search(log_ratio: float) -> str:
-    return (
-        f"the search saw {math.exp(log_ratio):.2g} times the speed-up that was confirmed: "
-        "what seemed slower to it is compared once more"
-    )
-
-
 def _confirm(
     job: TuningJob,
     search: SearchResult,
     proof: ProofResult,
     prover: Prover,
     runner: Runner,
-    make_runner: Callable[[], Runner],
 ) -> tuple[ProofResult, ConfirmationResult]:
     """Confirm the fastest of the proven recipes; a smaller one replaces a finalist that fails."""
-    confirmation = confirm(job, search, proof, runner, make_runner)
+    confirmation = confirm(job, search, proof, runner)
     while isinstance(confirmation, FinalistLost):
         proof = replace_finalist(proof, confirmation, search, prover)
-        confirmation = confirm(job, search, proof, runner, make_runner, confirmation)
+        confirmation = confirm(job, search, proof, runner, confirmation)
     return proof, confirmation
-
-
-def _should_prestart(job: TuningJob, search: SearchResult) -> bool:
-    """Say whether the confirmation will need a worker for the baseline that can start by then.
-
-    It starts during a proof, if there is one, and where there is memory for it.
-    """
-    trials, baseline = search.trials, search.baseline
-    needed = _PRESTART_MEMORY_MULTIPLE * trials.peak_memory_of(baseline)
-    fits = job.memory_bytes is None or needed <= job.memory_bytes
-    alone = job.on_cpu and not may_share_worker(baseline, trials.task.framework)
-    fastest = shortlist(search.ranking, trials.space, count=1)
-    return fits and alone and not is_exact(trials.space.recipe(fastest[0].point))
 
 
 def with_deadline(job: TuningJob) -> TuningJob:
@@ -183,6 +140,8 @@ def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
 
 
 def _open_study(job: TuningJob, digest: str) -> Study:
+    from autoprec.tuning.study.samplers import sampler_of
+
     name = study_name(
         job.task.stem,
         digest,
@@ -192,6 +151,7 @@ def _open_study(job: TuningJob, digest: str) -> Study:
         *(() if job.checkpoint is None else (job.checkpoint,)),
     )
     storage = job.options.storage or default_journal(job.task)
+    sampler_of(job.options.sampler, job.options.seed)  # refused before anything is measured
     study = Study(storage, name, fresh=job.options.fresh)
     path = str(job.task.resolve())
     if study.recall(TASK_PATH, str) != path:

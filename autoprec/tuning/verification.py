@@ -20,10 +20,10 @@ from autoprec.core.speed.noise import Ratio, paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
 from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
     keep_all,
     time_interleaved,
 )
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.events import Judged, Note, Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task
@@ -170,6 +170,7 @@ def _prove_again(job: TuningJob, profile: Profile, runner: Runner) -> Verdict | 
         RemoteTracer(runner),
         tolerance=Tolerance().scaled(job.options.tolerance),
         steps=_steps(stated),
+        trained_batch=stated.trained_batch,
         start="" if job.checkpoint is None else job.checkpoint.file,
     )
     try:

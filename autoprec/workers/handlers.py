@@ -177,6 +177,7 @@ class Service:
         accumulation_steps: int = 1,
         seconds: float | None = None,
         stop_at_plateau: bool = False,
+        compared_batch: int | None = None,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         return self._tracer().reference(
@@ -186,6 +187,7 @@ class Service:
             accumulation_steps=accumulation_steps,
             seconds=seconds,
             stop_at_plateau=stop_at_plateau,
+            compared_batch=compared_batch,
         )
 
     def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:

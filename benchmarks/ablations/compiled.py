@@ -23,7 +23,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial
 from benchmarks.checkout import RESULTS, TASKS

@@ -11,6 +11,7 @@ from typing import Any
 #: From the constants' values to the numbers shown.
 Made = Callable[..., tuple[float, ...]]
 
+_SPEED = "core.speed.assumptions:Assumptions"
 _TOLERANCE = "core.numerics.tolerance:Tolerance"
 _LATE = "core.numerics.late_failures"
 _MIB = 2.0**20
@@ -146,10 +147,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             ("core.numerics.proof_steps:DEFAULT_SECONDS",),
         ),
         Limit(
-            "speed of a proven recipe below which another is not proven",
-            "{:g} %",
-            ("tuning.proof.stage:_MIN_SPEED_SHARE",),
-            per_cent,
+            "duration of a float32 step that a proof's trainings aim at",
+            "{:g} s",
+            ("core.numerics.proof_steps:CHECK_STEP_SECONDS",),
         ),
     ),
     "Timing": (
@@ -163,7 +163,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         Limit(
             "slower than predicted by this much: timed twice",
             "{:.0f} to {:.0f} %",
-            ("core.speed.noise:_DISTURBED_RATIO_RANGE",),
+            (f"{_SPEED}.disturbed_ratio_range",),
             above_one,
         ),
         Limit(
@@ -203,9 +203,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             per_cent,
         ),
         Limit(
-            "a smaller batch is preferred within",
-            "{:g} %",
-            ("core.speed.selection:OTHER_BATCH_SAME_SPEED_SHARE",),
+            "a smaller batch is preferred within (`--batch max`: within)",
+            "{:g} % ({:g} %)",
+            (f"{_SPEED}.knee_share", f"{_SPEED}.most_share"),
             per_cent,
         ),
         Limit(
@@ -228,46 +228,73 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         ),
     ),
     "Comparison": (
-        Limit("a turn", "{:g} s", ("core.speed.best_arm:TURN_SECONDS",)),
+        Limit("a turn", "{:g} s", (f"{_SPEED}.turn_seconds",)),
+        Limit(
+            "a turn this many times slower or faster than the others is timed again",
+            "{:g}",
+            (f"{_SPEED}.out_of_line_factor",),
+        ),
+        Limit(
+            "a second of tuning is worth a gain of",
+            "{:g} %",
+            (f"{_SPEED}.gain_per_second",),
+            per_cent,
+        ),
+        Limit(
+            "a round's ratio is assumed to be off by",
+            "{:g} %",
+            (f"{_SPEED}.round_deviation",),
+            per_cent,
+        ),
+        Limit(
+            "an interval that is narrow enough, or a quarter of the gain",
+            "{:g} %",
+            (f"{_SPEED}.sharp_width",),
+            per_cent,
+        ),
         Limit(
             "assumed error of a trial's single timing",
             "{:g} %",
-            ("core.speed.reranking:SEARCH_RATIO_ERROR",),
+            (f"{_SPEED}.search_ratio_error",),
             per_cent,
         ),
-        Limit("the comparison lasts at most", "{:g} s", ("core.speed.reranking:_MAX_SECONDS",)),
         Limit(
-            "finalists are within this share of the fastest",
+            "the comparison's rounds at most",
+            "{:g}",
+            (f"{_SPEED}.most_rounds",),
+        ),
+        Limit(
+            "a recipe may be the fastest within this share of it",
             "{:.0f} %",
-            ("core.speed.trial_results:MAY_BE_FASTEST_SHARE",),
+            (f"{_SPEED}.may_be_fastest_share",),
             lambda share: (100 * (1 - share),),
         ),
         Limit(
             "precision that brings less is not chosen",
             "{:g} %",
-            ("core.speed.selection:SAME_SPEED_SHARE",),
+            (f"{_SPEED}.same_speed_share",),
             per_cent,
         ),
         Limit(
             "gain that rounding beyond the policy must bring",
             "{:g} %",
-            ("core.speed.noise:MIN_GAIN",),
+            (f"{_SPEED}.min_gain",),
             per_cent,
         ),
         Limit(
             "search and final rounds contradict each other: factor between their intervals",
             "{:g}",
-            ("core.speed.consistency:CONTRADICTION_FACTOR",),
+            (f"{_SPEED}.contradiction_factor",),
         ),
         Limit(
             "too wide an interval: factor between its ends",
             "{:g}",
-            ("core.speed.consistency:WIDE_INTERVAL_FACTOR",),
+            (f"{_SPEED}.wide_interval_factor",),
         ),
         Limit(
             "another machine: a rate that changed by the factor",
             "{:.2f}",
-            ("core.speed.consistency:RATE_CHANGE_FACTOR",),
+            (f"{_SPEED}.rate_change_factor",),
         ),
     ),
     "Time limit": (

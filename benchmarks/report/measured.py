@@ -31,6 +31,7 @@ NAMES = {
     "numerics": "numerics (torch)",
     "numerics_keras": "numerics (Keras)",
     "loss_constants": "a constant in the loss",
+    "proof_costs": "what a proof costs",
     "islands": "speed kept by islands",
     "soak": "faults",
     "fuzz": "malformed files",

@@ -16,7 +16,15 @@ from benchmarks.report.latest import MACHINES, head_of, latest
 from benchmarks.report.limits import limits
 from benchmarks.report.measured import UNMEASURED, measured
 from benchmarks.report.picture import picture
-from benchmarks.report.proof import constants, fuzz, islands, newcomer, numerics, soak
+from benchmarks.report.proof import (
+    constants,
+    fuzz,
+    islands,
+    newcomer,
+    numerics,
+    proof_costs,
+    soak,
+)
 from benchmarks.report.search import (
     COUNTED_ONCE_SINCE,
     SHOWN,
@@ -133,6 +141,7 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
         "numerics.loss_constants",
         constants,
     ),
+    ("What a proof costs", "proof_costs", "json", "numerics.proof_costs", proof_costs),
     ("Speed kept by islands", "islands", "json", "numerics.islands_speed", islands),
     ("Faults: the soak", "soak", "json", "faults.soak", soak),
     ("Malformed files: the fuzzers", "fuzz", "json", "faults.fuzz", fuzz),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.numerics.proof_costs import paired
 from benchmarks.numerics.zoo_tables import constants_table, share
 from benchmarks.profiles import newcomer_rows
 from benchmarks.report.latest import head_of, machine_name, other_runs, where
@@ -69,6 +71,52 @@ def constants(path: Path) -> Iterator[str]:
         )
         yield ""
         yield from constants_table(before)
+
+
+def proof_costs(path: Path) -> Iterator[str]:
+    """The steps of a proof by zoo and verdict, beside those of an earlier commit."""
+    found = json.loads(path.read_text())
+    earlier = path.with_name(f"{path.stem}-earlier{path.suffix}")
+    before = json.loads(earlier.read_text())
+    pairs = paired(before["rows"], found["rows"])
+    yield (
+        f"{where(found)}, seed {found['seed']}. A step is a forward and a backward pass, also of "
+        f"what sets the pace and the loss scale. Before: commit {before['commit']} "
+        f"(`{earlier.name}`)."
+    )
+    yield ""
+    yield "| tasks | policy | verdict | proofs | steps, median | before |"
+    yield "|---|---|---|---|---|---|"
+    kinds = dict.fromkeys((now["zoo"], now["policy"], now["verdict"]) for _, now in pairs)
+    for kind in sorted(kinds):
+        own = [pair for pair in pairs if kind == tuple(pair[1][n] for n in KIND)]
+        was, steps = (statistics.median(pair[at]["cost"] for pair in own) for at in (0, 1))
+        yield f"| {' | '.join(kind)} | {len(own)} | {steps:.0f} | {was:.0f} |"
+    yield ""
+    yield f"Judged otherwise than before: {_differing(pairs)}."
+    smaller = path.with_name(f"{path.stem}-smaller{path.suffix}")
+    if smaller.exists():
+        less = json.loads(smaller.read_text())
+        yield ""
+        yield (
+            f"With single steps at batch {less['batch']} and trainings at batch {less['trained']} "
+            f"(`{smaller.name}`) judged otherwise than with both at batch {found['batch']}: "
+            f"{_differing(paired(found['rows'], less['rows']))}."
+        )
+
+
+KIND = ("zoo", "policy", "verdict")
+
+
+def _differing(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """How many verdicts differ, of how many, and which."""
+    named = [
+        f"{now['task']} in {now['policy']} ({before['verdict']}, {now['verdict']}; in truth "
+        f"{now['truth']})"
+        for before, now in pairs
+        if before["verdict"] != now["verdict"]
+    ]
+    return f"{len(named)} of {len(pairs)}" + (f": {', '.join(named)}" if named else "")
 
 
 def _wrong(lines: Sequence[str]) -> dict[str, list[str]]:

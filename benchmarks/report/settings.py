@@ -21,10 +21,13 @@ def settings() -> Iterator[str]:
 
 def entry(setting: Setting) -> str:
     """The setting as it is given in Python and on the command line, and what it does."""
-    if setting.kept is bool:
+    if setting.kept is bool and not setting.optional:
         written = f"`{setting.name}={not setting.default}`"
     else:
         kind = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(setting.given))
         written = f"`{setting.name}` (`{kind}`)"
-    option = f"{setting.flag} {setting.metavar}".strip()
-    return f"- {written}, `{option}`: {setting.explanation}"
+    options = [f"{setting.flag} {setting.metavar}".strip()]
+    if setting.kept is bool and setting.optional:
+        options.append(f"--no-{setting.flag.removeprefix('--')}")
+    given = ", ".join(f"`{option}`" for option in options)
+    return f"- {written}, {given}: {setting.explanation}"

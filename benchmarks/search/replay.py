@@ -32,6 +32,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
 from autoprec.core.speed.acquisition import Next, next_point
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
@@ -96,6 +97,7 @@ def space_of(points: Sequence[Point]) -> Space:
         compile=tuple(bool(value) for value in levels("compile")),
         alignments=tuple(Alignment(int(value)) for value in levels("alignment")) or (Alignment(),),
         knobs={name: levels(name) for name in points[0] if name not in _OWN},
+        batch_share=SPEED.most_share,  # regret is of the most samples a second
     )
 
 

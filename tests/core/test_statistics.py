@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.core.statistics import median, median_interval
+from autoprec.core.statistics import median, median_interval, student_interval
 
 times = st.floats(1e-6, 1e3)
 series = st.lists(times, min_size=1, max_size=60)
@@ -73,3 +73,17 @@ def test_of_nothing_there_is_no_median_and_no_interval():
         median([])
     with pytest.raises(ValueError, match="interval of nothing"):
         median_interval([])
+
+
+@pytest.mark.parametrize(
+    ("values", "width"),
+    # By hand: the table's 2.776 standard errors at four degrees of freedom, of two values assumed
+    # and three seen; 2.228 at ten, which are the most that are counted.
+    [
+        ([0.0, 0.0, 0.0], 2.776 * math.sqrt(2 * 0.05**2 / 4 / 3)),
+        ([-0.1, 0.0, 0.1], 2.776 * math.sqrt((2 * 0.05**2 + 0.02) / 4 / 3)),
+        ([0.0] * 12, 2.228 * math.sqrt(2 * 0.05**2 / 10 / 12)),
+    ],
+)
+def test_the_interval_of_a_few_values_counts_what_is_assumed_of_them(values, width):
+    assert student_interval(values, 0.05, 2) == pytest.approx(width)

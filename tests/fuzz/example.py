@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
@@ -9,6 +10,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.curve_samples import LossCurves
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
@@ -59,6 +61,15 @@ FULL = Profile(
             covered=("single steps at 0, 40",),
             not_covered=("dropout",),
             curves=LossCurves((14, 29), (2.1, 1.5), (2.2, None), (2.1,)),
+        ),
+        batch=BatchChoice(
+            yours=512,
+            chosen=512,
+            rule="max",
+            knee=256,
+            fits=4096,
+            loader_feeds=12345.6,
+            noise_scale=NoiseScale(310.5, 150.25, None, 256, 0, 59),
         ),
         reason="mixed_float16 at batch 256 is 2.00x float32 as it was run",
         trials=14,

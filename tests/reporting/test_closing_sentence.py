@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
 from autoprec.core.profile import Baseline, Profile
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
 from autoprec.reporting.closing_sentence import (
+    batch_line,
     closing_sentence,
     communication_line,
     headline,
@@ -76,7 +79,7 @@ def test_a_loader_slower_than_the_step_is_told_first() -> None:
     slow = replace(profile, evidence=replace(profile.evidence, chosen=chosen))
     assert headline(slow) == (
         "the loader feeds 320 samples/s and a step could train 640: more loader workers come "
-        f"first; {headline(profile)}"
+        f"first; {headline(profile)} (3.20x as far as the loader feeds it)"
     )
 
 
@@ -207,6 +210,27 @@ def test_the_share_that_waits_for_other_ranks_is_told_where_it_was_measured() ->
     base = replace(evidence.baseline, exposed_communication=Ratio(0.3, 0.25, 0.35, 6))
     both = replace(profile, evidence=replace(evidence, baseline=base))
     assert communication_line(both).endswith("12% (10-14) of a step, 30% (25-35) in the baseline")
+
+
+def test_the_batch_is_told_with_what_it_costs_and_how_to_move_the_learning_rate() -> None:
+    known = BatchChoice(yours=32, chosen=256, knee=128, fits=512, rule="max", loader_feeds=310.4)
+    profile = made(WINNER, 1.3)
+
+    def line(batch: BatchChoice | None) -> str:
+        return batch_line(replace(profile, evidence=replace(profile.evidence, batch=batch)))
+
+    first = (
+        "  the batch: 256 (--batch max) chosen, knee 128, 512 fits; the loader feeds 310 samples/s"
+    )
+    assert line(known) == first
+    seen = NoiseScale(at=120.0, low=64.0, high=None, batch=32, first_step=0, last_step=59)
+    noisy = "; gradient noise scale 120 samples in steps 0-59"
+    assert line(replace(known, noise_scale=seen)) == (
+        f"{first}{noisy}: 256 needs at most 3.33x the samples of 32 for the same loss, with the "
+        "learning rate times 8 (SGD) or 2.83 (Adam)"
+    )
+    assert line(replace(known, chosen=32, noise_scale=seen)).endswith(noisy)
+    assert line(None) == line(replace(known, knee=None)) == ""
 
 
 def test_the_baseline_of_ranks_is_named_with_their_number() -> None:

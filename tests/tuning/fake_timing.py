@@ -16,10 +16,10 @@ from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
     SelectRemaining,
     keep_all,
 )
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import silent
 from autoprec.tuning.search.trials import Trials
@@ -101,7 +101,7 @@ def attempt(
 ) -> ConfirmationResult | FinalistLost:
     """Confirm once; the result may be that a finalist failed."""
     proof = ProofResult(tuple(proven))
-    return confirm(JOB, search, proof, cast(Any, RUNNER), cast(Any, None), lost)
+    return confirm(JOB, search, proof, cast(Any, RUNNER), lost)
 
 
 def confirmed(search: SearchResult, proven: Sequence[ProvenRecipe]) -> ConfirmationResult:

@@ -82,7 +82,7 @@ def contest(
     *,
     together: bool = True,
     concurrently: bool = True,
-    renewal_seconds: float = 0.0,
+    new_processes: bool = False,
     contention_monitor: Any = None,
 ) -> tuple[InterleavedTiming, Runner]:
     shared = workers.runner()
@@ -96,6 +96,6 @@ def contest(
         listener=silent,
         contention_monitor=contention_monitor or no_contention(),
         concurrently=concurrently,
-        renewal_seconds=renewal_seconds,
+        new_processes=new_processes,
     )
     return made, shared

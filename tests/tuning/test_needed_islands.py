@@ -12,7 +12,6 @@ from factories import no_contention, ran_at
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -74,7 +73,7 @@ class Tuning:
     def run(self) -> tuple[Outcome, ...]:
         self.tried.clear(), self.measured.clear()
         self.search = Search(cast(Any, self.job), self.study, SPACE, baseline_point(SPACE), UNITS)
-        return self.search.run(cast(Any, self.runner), Reranking())
+        return self.search.run(cast(Any, self.runner))
 
 
 def mixed(recipes: list[Recipe]) -> list[tuple[str, ...]]:
@@ -119,7 +118,7 @@ def test_where_nothing_helps_the_reason_says_so_and_it_is_looked_for_once(tmp_pa
     ]
     assert recall_needed(tuning.study, "mixed_bfloat16") is None
     tried = len(tuning.tried)
-    tuning.search.run(cast(Any, tuning.runner), Reranking())
+    tuning.search.run(cast(Any, tuning.runner))
     assert len(tuning.tried) == tried
 
 

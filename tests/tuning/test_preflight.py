@@ -17,7 +17,7 @@ from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.core.recipe import Alignment, Distributed
-from autoprec.core.speed.space import Space
+from autoprec.core.speed.space import Space, powers_of_two
 from autoprec.errors import UserCodeError
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
@@ -96,8 +96,12 @@ def test_tf32_that_was_asked_for_is_tried_though_the_baseline_has_it() -> None:
 @pytest.mark.parametrize(
     ("facts", "options", "task", "sizes"),
     [
-        (CPU, Options(), {}, (8, 16, 32, 64, 128, 256, 512, 1024)),
-        (FACTS, Options(), {}, (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)),
+        (CPU, Options(), {}, powers_of_two(8, 65536)),
+        (FACTS, Options(batch="max"), {}, powers_of_two(8, 65536)),
+        (CPU, Options(sampler="tpe"), {}, powers_of_two(8, 1024)),
+        (FACTS, Options(sampler="grid"), {}, powers_of_two(8, 4096)),
+        (CPU, Options(batch=96), {}, (96,)),
+        (CPU, Options(batch=32), {"batch_size": 32, "splittable": False}, (32,)),
         (CPU, Options(batch_sizes=(4, 99)), {}, (4, 99)),
         (CPU, Options(), {"batch_size": 32}, (8, 16, 32)),
         (CPU, Options(batch_sizes=(4, 32)), {"batch_size": 32}, (4, 32)),
@@ -113,7 +117,9 @@ def test_the_batches_are_those_that_the_device_the_task_and_the_user_leave(
     assert found.batch_sizes == sizes
     assert found.effective_batch == task.get("batch_size")
     split = "BATCH_SIZE = 32 is not split: " if task.get("splittable") is False else None
-    assert said == ([split] if split else [])
+    idle = "BATCH_SIZE = 32 is kept, so `batch=32` chooses nothing"
+    kept = task.get("batch_size") and options.batch == "32"
+    assert said == [*([idle] if kept else []), *([split] if split else [])]
 
 
 @pytest.mark.parametrize("convolutions", [True, False])
@@ -123,17 +129,20 @@ def test_channels_last_is_tried_where_there_are_convolutions(convolutions: bool)
 
 
 @pytest.mark.parametrize(
-    ("framework", "asked", "levels"),
+    ("framework", "facts", "asked", "levels"),
     [
-        ("torch", False, (False,)),
-        ("torch", True, (False, True)),
-        ("keras", False, (False, True)),
+        ("torch", FACTS, None, (False, True)),
+        ("torch", CPU, None, (False,)),
+        ("keras", CPU, None, (False, True)),
+        ("torch", FACTS, False, (False,)),
+        ("keras", CPU, False, (False,)),
+        ("torch", CPU, True, (False, True)),
     ],
 )
-def test_torch_compiles_only_when_asked_and_keras_always(
-    framework: str, asked: bool, levels: tuple[bool, ...]
+def test_compiled_recipes_are_tried_where_that_tends_to_pay_or_as_asked(
+    framework: str, facts: DeviceFacts, asked: bool | None, levels: tuple[bool, ...]
 ) -> None:
-    assert built(Options(compile=asked), framework=framework)[0].compile == levels
+    assert built(Options(compile=asked), facts, framework=framework)[0].compile == levels
 
 
 def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:

@@ -6,6 +6,7 @@ built, or as the model is built late.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def test_trials_at_a_pace_of_another_order_are_measured_anew(write: Callable[...
 def test_trials_at_a_slower_pace_are_compared_by_the_baseline(write: Callable[..., Path]) -> None:
     first, profile, second = in_two_tunings(write(PACE.format(slower=1.786)))
     assert not set(batches(first)) & set(batches(second))
-    assert "0.56x the speed" in notes(second)
+    assert re.search(r"0\.5\d?x the speed", notes(second))
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     finished = next(event for event in second if isinstance(event, Finished))
     rates = {(o.point["policy"], o.point[BATCH]): o.rate for o in finished.outcomes}
@@ -133,12 +134,13 @@ def test_a_machine_that_slows_down_after_the_baseline_is_inconclusive_and_said_a
 def test_a_time_limit_is_that_of_the_whole_tuning(write: Callable[..., Path]) -> None:
     """Search, proof and confirmation end within it, but for what had begun.
 
-    A trial is two steps of 0.3 s at least, and the search has 45 % of the time: three trials fit,
-    and a fourth may have begun. Without a limit there are more.
+    A trial is two steps of 0.3 s at least: no proof of such a step ends in time. Without a limit
+    there are more.
     """
     path = write(sleep=0.3)
     profile, events = run(path, time_limit=4.0, batch_sizes="8-1024")
     assert 1 <= len(batches(events)) <= 4
     assert 0.3 * sum(steps_of(event) for event in events) < 4.0 + 2 * 0.3
-    assert any("recipes the search had no time to try" in n for n in profile.evidence.not_covered)
+    too_long = "batches whose steps are too long to be proven in the time"
+    assert any(too_long in text for text in profile.evidence.not_covered)
     assert any("the time limit was reached" in text for text in profile.evidence.warnings)

@@ -8,25 +8,32 @@ from typing import Any, cast
 
 import pytest
 
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning import verification
-from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed, TimedRounds
+from autoprec.tuning.confirmation.interleaved_timing import TimedRounds
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.stage_results import REFERENCE
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.fuzz.example import FULL
-from tests.tuning.proof.fake_tracer import FakeTracer
+from tests.tuning.proof.fake_tracer import BFLOAT16, FakeTracer
 
 LAID_OUT = Recipe(batch_size=8, memory_format="channels_last")
 
 
-def prove_again(recipe: Recipe, tracer: FakeTracer, monkeypatch: pytest.MonkeyPatch) -> Any:
+def prove_again(
+    recipe: Recipe,
+    tracer: FakeTracer,
+    monkeypatch: pytest.MonkeyPatch,
+    stated: Verdict = REFERENCE,
+) -> Any:
     monkeypatch.setattr(verification, "RemoteTracer", lambda runner: tracer)
     job = SimpleNamespace(
         listener=lambda event: None, options=SimpleNamespace(tolerance=1.0), checkpoint=None
     )
-    evidence = SimpleNamespace(parity=REFERENCE)
+    evidence = SimpleNamespace(parity=stated)
     profile = SimpleNamespace(recipe=recipe, evidence=evidence)
     return verification._prove_again(cast(Any, job), cast(Any, profile), cast(Any, None))
 
@@ -46,6 +53,16 @@ def test_plain_float32_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = FakeTracer()
     assert prove_again(Recipe(batch_size=8), tracer, monkeypatch) is None
     assert tracer.calls == []
+
+
+@pytest.mark.parametrize(("trained", "reference"), [(4, "reference 4x1"), (0, "reference 8x1")])
+def test_a_proof_is_repeated_at_the_batch_that_it_was_made_at(
+    trained: int, reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer, stated = FakeTracer(), replace(REFERENCE, most_steps=120, trained_batch=trained)
+    found = prove_again(BFLOAT16, tracer, monkeypatch, stated)
+    assert (found.verdict, found.trained_batch, found.most_steps) == ("equal", trained, 30)
+    assert reference in tracer.calls
 
 
 def test_float32_that_does_not_fit_at_the_larger_batch_leaves_that_gain_open(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoprec.backends.protocol import Capabilities
+from autoprec.core.device.observation import DeviceKind
 
 CAPABILITIES = Capabilities(
     title="Keras",
@@ -21,7 +22,8 @@ CAPABILITIES = Capabilities(
     # TensorFlow takes a number of threads once per process, so the search leaves them alone.
     knobs=("threads", "steps_per_execution"),
     searched_knobs=("steps_per_execution",),
-    cheap_compilation=True,
+    # XLA can double a small step's speed or lose all that bfloat16 gains; it takes seconds to try.
+    compiles_on=tuple(DeviceKind),
     sessions_interfere=False,
     applies_without_model=True,
 )

@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autoprec.backends.shared.loader_timing import arrivals_after, seconds_per_batch
+
 Shape = tuple[int, ...]
 
 SAMPLES = -1
@@ -121,9 +123,10 @@ class Survey:
 
     @property
     def loader_seconds(self) -> float:
-        """Return the mean seconds of a batch; the first, which starts workers, does not count."""
-        later = self.seconds[1:] or self.seconds
-        return sum(later) / len(later)
+        """Return the loader's seconds for a batch; the first, which starts workers, is left out."""
+        if len(self.seconds) == 1:
+            return self.seconds[0]
+        return seconds_per_batch(arrivals_after(self.seconds))
 
     def largest(self) -> list[int]:
         """Return the places of the largest batch and of the longest in each length that varies."""

@@ -68,12 +68,15 @@ class StepBuffers:
     from_scaled: Values = field(default_factory=dict)
 
     @staticmethod
-    def left_by(trainee: HoldsBuffers, state: Any, *, exact: bool = False) -> StepBuffers:
-        """Return what the step that the trainee just took from `state` left.
+    def left_by(
+        trainee: HoldsBuffers, state: Any, *, exact: bool = False, after: Values | None = None
+    ) -> StepBuffers:
+        """Return what the step that the trainee just took from `state` left, or left as `after`.
 
         What the step made counts from zero.
         """
-        before, after = trainee.buffers(state, exact=exact), trainee.buffers(exact=exact)
+        before = trainee.buffers(state, exact=exact)
+        after = trainee.buffers(exact=exact) if after is None else after
         made = {name: values - values for name, values in after.items() if name not in before}
         return StepBuffers({**before, **made}, after)
 

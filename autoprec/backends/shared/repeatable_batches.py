@@ -65,6 +65,11 @@ class BatchStream:
                 self._pinned[index] = stored
         return self._operations.hand_out(stored)
 
+    @property
+    def kept_count(self) -> int:
+        """Return how many of the first batches are kept in memory."""
+        return len(self._kept)
+
     def kept_batches(self, count: int) -> Iterator[Any]:
         """Yield copies of the first batches, at most `count`, as far as memory holds them."""
         return (self._operations.hand_out(stored) for stored in self._kept[:count])

@@ -46,6 +46,39 @@ class HostGenerators:
             numpy.random.seed(seed % 2**32)
 
 
+def is_host_generator(value: Any) -> bool:
+    """Say whether a value is a generator like Python's `random.Random`, or one of NumPy's."""
+    numpy = sys.modules.get("numpy")
+    kinds = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, (random.Random, *kinds))
+
+
+def seed_host_generator(generator: Any, seed: int) -> None:
+    """Seed a generator of Python's or NumPy's kind."""
+    if hasattr(generator, "bit_generator"):
+        own = generator.bit_generator
+        own.state = type(own)(seed).state
+    else:
+        generator.seed(seed % 2**32)
+
+
+def state_of_host_generator(generator: Any) -> Any:
+    """Return the state of a generator of Python's or NumPy's kind."""
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state()
+
+
+def restore_host_generator(generator: Any, state: Any) -> None:
+    """Put back the state of a generator of Python's or NumPy's kind."""
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
 class RandomStream:
     """A place in the random streams, which begins where they are now."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoprec.backends.shared.batch_survey import TIMED, TIMED_AGAIN, Limits, Survey
+from autoprec.backends.shared.loader_timing import is_settled, seconds_per_batch
 from autoprec.backends.shared.ranks import Agree, unchanged
 
 _KEPT_BATCHES = 4
@@ -55,31 +56,34 @@ def fetch_batches(
     """Take full batches from `stream`, which is closed afterwards, as far as memory may hold them.
 
     `counter` gives, for the first batch, what counts the samples of any; a batch with fewer than
-    the first is left out. `place` puts a batch on the device. The first batch's loading, which
-    starts workers and caches, is not in `loader_seconds` where there are more.
+    the first is left out. `place` puts a batch on the device. Further batches are drawn until the
+    loader's pace is known; the first one's loading, which starts workers and caches, is no part of
+    it.
     """
     batches: list[Any] = []
     samples: list[int] = []
-    seconds: list[float] = []
-    held = 0
+    arrivals: list[float] = []
+    held, enough = 0, False
+    start = time.perf_counter()
     with contextlib.closing(stream):
-        for _ in range(3 * _KEPT_BATCHES):
-            start = time.perf_counter()
+        while not enough or not is_settled(arrivals, arrivals[0] - start):
             batch = next(stream)
-            seconds.append(time.perf_counter() - start)
+            arrivals.append(time.perf_counter())
+            if enough:
+                continue
             if not batches:
                 count = counter(batch)
             found = count(batch)
-            if batches and found < samples[0]:
-                continue
-            batches.append(place(batch))
-            samples.append(found)
-            size = size_in_bytes(batch)
-            held += size
-            if len(batches) == _KEPT_BATCHES or held + size > _KEPT_BYTES:
-                break
-    later = seconds[1:] or seconds
-    return SessionBatches(batches, samples, sum(later) / len(later))
+            if not batches or found >= samples[0]:
+                batches.append(batch)
+                samples.append(found)
+                size = size_in_bytes(batch)
+                held += size
+                enough = len(batches) == _KEPT_BATCHES or held + size > _KEPT_BYTES
+            enough = enough or len(arrivals) == 3 * _KEPT_BATCHES
+    for index, batch in enumerate(batches):
+        batches[index] = place(batch)  # not before, for workers load meanwhile
+    return SessionBatches(batches, samples, seconds_per_batch(arrivals))
 
 
 def fetch_representative_batches(

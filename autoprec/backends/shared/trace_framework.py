@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from autoprec.backends.shared.buffer_updates import HoldsBuffers
+from autoprec.backends.shared.buffer_updates import HoldsBuffers, Values
 from autoprec.backends.shared.gradient_exponents import ExponentCounts
 from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.core.numerics.traces import UnitTrace
@@ -56,6 +56,19 @@ class Evaluated:
     error: Exception | None = None
 
 
+@dataclass
+class StepAnswer:
+    """What the first micro-batch of a training step gives, before the update.
+
+    A trainee whose step does not show it leaves `known` False.
+    """
+
+    known: bool = False
+    loss: float = 0.0
+    gradient: Any = None
+    buffers: Values = field(default_factory=dict)
+
+
 class Trainee(HoldsBuffers, Protocol):
     """A freshly built model with its optimizer under one recipe.
 
@@ -85,10 +98,13 @@ class Trainee(HoldsBuffers, Protocol):
         It is larger where the task itself rounds more: 16-bit weights, an autocast of its own.
         """
 
-    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
+    def train_step(
+        self, batches: Iterator[tuple[Any, int]], answer: StepAnswer | None = None
+    ) -> tuple[float, bool]:
         """Train one update; return the mean loss before it, and whether it was skipped.
 
-        `batches` are the micro-batches, each with its seed.
+        `batches` are the micro-batches, each with its seed. `answer` takes what the first of them
+        gives, where the step shows it.
         """
 
     def loss(self, batch: Any, seed: int) -> float:

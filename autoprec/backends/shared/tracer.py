@@ -23,11 +23,13 @@ from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.settings_comparison import compare_settings
 from autoprec.backends.shared.trace_framework import (
     Float16Magnitudes,
+    StepAnswer,
     TraceFramework,
     Trainee,
 )
 from autoprec.backends.shared.trajectory_clock import StepClock
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.noise_scale import noise_share
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
@@ -44,14 +46,20 @@ __all__ = ["ComparisonTracer", "Float16Magnitudes", "TraceFramework", "Trainee",
 
 @dataclass
 class _Checkpoint:
-    """The float32 run's state before one step, that step's first batch, and float32's answer."""
+    """The float32 run's state before one step, a batch, and float32's answer.
+
+    `index` is the place of the step's first batch in the data that float32 trains on; `noise_share`
+    which share of that batch's gradient is noise.
+    """
 
     step: int
     state: Any
     batch: Any
+    index: int = 0
     loss: float | None = None
     gradient: Any = None
     later_losses: tuple[float, ...] = ()
+    noise_share: float | None = None
     buffers: StepBuffers = field(default_factory=StepBuffers)
 
 
@@ -84,8 +92,7 @@ class ComparisonTracer:
         self._ranks = ranks
         self._streams: dict[tuple[int, int], BatchStream] = {}
         self._checkpoints: list[_Checkpoint] = []
-        self._batch_size = 0
-        self._float32_answered = False
+        self._batch_size = self._compared = 0
 
     def reference(
         self,
@@ -96,10 +103,12 @@ class ComparisonTracer:
         accumulation_steps: int = 1,
         seconds: float | None = None,
         stop_at_plateau: bool = False,
+        compared_batch: int | None = None,
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
-        self._checkpoints, self._batch_size, self._float32_answered = [], batch_size, False
-        self._forget_batches_but(batch_size)
+        self._checkpoints, self._batch_size = [], batch_size
+        self._compared = batch_size if compared_batch is None else compared_batch
+        self._forget_batches_but(batch_size, self._compared)
         recipe = self._ranks.shared(
             Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         )
@@ -110,8 +119,8 @@ class ComparisonTracer:
         )
 
     def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        """Compute loss and gradient twice at every checkpoint; see `Tracer.compare_steps`."""
-        self._compute_float32_answers()
+        """Compute loss and gradient at every checkpoint; see `Tracer.compare_steps`."""
+        self._require_checkpoints()
         points = []
         alike = self._ranks.shared(replace(recipe, accumulation_steps=1))
         with self._trainee(alike, 0) as trainee:
@@ -121,7 +130,8 @@ class ComparisonTracer:
                 loss, gradient, float16 = trainee.loss_and_gradient_watched(
                     kept.batch, self._seed(kept.step, 0)
                 )
-                buffers = self._step_buffers(trainee, kept)
+                left = StepBuffers.left_by(trainee, kept.state)
+                buffers = self._with_scaled_step(trainee, kept, left)
                 if kept.loss is not None and kept.gradient is not None:
                     point = StepComparison(
                         kept.step,
@@ -133,6 +143,7 @@ class ComparisonTracer:
                         gradient_seen=bool(gradient),
                         backward=float16.backward,
                         buffers=buffers.compared_with(kept.buffers, alike.policy.compute_dtype),
+                        noise_share=kept.noise_share,
                     )
                     later = self._later_losses(trainee, kept)
                     points.append(point.with_mean_losses(later, kept.later_losses))
@@ -140,7 +151,7 @@ class ComparisonTracer:
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
-        self._compute_float32_answers()
+        self._require_checkpoints()
         points = []
         with self._trainee(self._float32(), 0, reference=True) as trainee:
             for kept, draw in itertools.product(self._checkpoints, range(draws)):
@@ -225,11 +236,11 @@ class ComparisonTracer:
                 ):
                     break
                 self._report("trajectory", step)
-                if step in keep:
-                    batch = stream.batch(step * recipe.accumulation_steps, pin=True)
-                    self._checkpoints.append(_Checkpoint(step, trainee.take_state(), batch))
                 batches = self._micro_batches(stream, recipe.accumulation_steps, seed, step)
-                loss, skipped = trainee.train_step(batches)
+                if step in keep:
+                    loss, skipped = self._checkpoint_step(trainee, recipe, step, batches)
+                else:
+                    loss, skipped = trainee.train_step(batches)
                 run.losses.append(_finite(loss))
                 if skipped:
                     run.skipped.append(step)
@@ -240,6 +251,8 @@ class ComparisonTracer:
             if self._framework.has_evaluate:
                 self._report("evaluate", 0)
                 run.metric = _finite(trainee.evaluate())
+            if reference:
+                self._complete_answers(trainee)
         return Trajectory(
             losses=tuple(run.losses),
             skipped=tuple(run.skipped),
@@ -251,28 +264,52 @@ class ComparisonTracer:
             reproducible=not self._ranks.agree(not stream.reproducible),
         )
 
-    def _compute_float32_answers(self) -> None:
-        """Compute float32's loss and gradient at every checkpoint, once."""
-        if not self._checkpoints:
-            raise UsageError("reference() must run, with checkpoints, before it can be compared")
-        if self._float32_answered:
-            return
-        with self._trainee(self._float32(), 0, reference=True) as trainee:
-            for kept in self._checkpoints:
+    def _checkpoint_step(
+        self, trainee: Trainee, recipe: Recipe, step: int, batches: Iterator[tuple[Any, int]]
+    ) -> tuple[float, bool]:
+        """Train one step of float32; keep the state before it, and its answer where it shows it.
+
+        Compared is the step's own first batch, or one of another size.
+        """
+        if self._compared == recipe.batch_size:
+            batch = self._stream(recipe.batch_size, 0).batch(
+                step * recipe.accumulation_steps, pin=True
+            )
+        else:
+            batch = self._stream(self._compared, 0).batch(len(self._checkpoints), pin=True)
+        index = step * recipe.accumulation_steps
+        kept = _Checkpoint(step, trainee.take_state(), batch, index)
+        self._checkpoints.append(kept)
+        if self._compared != recipe.batch_size:
+            return trainee.train_step(batches)
+        answer = StepAnswer()
+        trained = trainee.train_step(batches, answer)
+        if answer.known:
+            kept.loss, kept.gradient = _finite(answer.loss), answer.gradient
+            kept.buffers = StepBuffers.left_by(trainee, kept.state, after=answer.buffers)
+        return trained
+
+    def _complete_answers(self, trainee: Trainee) -> None:
+        """Compute what float32's training did not show of its answers at the checkpoints."""
+        for kept in self._checkpoints:
+            if kept.gradient is None:
                 trainee.put_back(kept.state)
                 seed = self._seed(kept.step, 0)
                 loss, kept.gradient = trainee.loss_and_gradient(kept.batch, seed)
                 kept.loss = _finite(loss)
-                kept.buffers = self._step_buffers(trainee, kept)
-                kept.later_losses = self._later_losses(trainee, kept)
-        self._float32_answered = True
+                kept.buffers = StepBuffers.left_by(trainee, kept.state)
+            kept.buffers = self._with_scaled_step(trainee, kept, kept.buffers)
+            kept.later_losses = self._later_losses(trainee, kept)
+            kept.noise_share = self._noise_share(trainee, kept)
 
-    def _step_buffers(self, trainee: Trainee, kept: _Checkpoint) -> StepBuffers:
-        """Return what the step just taken left in the buffers.
+    def _require_checkpoints(self) -> None:
+        if not self._checkpoints:
+            raise UsageError("reference() must run, with checkpoints, before it can be compared")
 
-        At the last checkpoint, also what it makes of other values in them.
-        """
-        buffers = StepBuffers.left_by(trainee, kept.state)
+    def _with_scaled_step(
+        self, trainee: Trainee, kept: _Checkpoint, buffers: StepBuffers
+    ) -> StepBuffers:
+        """Return the buffers, at the last checkpoint with what a step makes of other values."""
         changed = buffers.changed if kept is self._checkpoints[-1] else ()
         if not self._ranks.agree(float(bool(changed))):
             return buffers
@@ -290,6 +327,26 @@ class ComparisonTracer:
             trainee.loss(batch, self._seed(kept.step, 1 + index))
             for index, batch in enumerate(batches)
         )
+
+    def _noise_share(self, trainee: Trainee, kept: _Checkpoint) -> float | None:
+        """Return which share of a gradient at a checkpoint is noise, by that of another batch.
+
+        Both are of batches that float32 trained on, which may be smaller than what is compared.
+        """
+        stream = self._stream(self._batch_size, 0)
+        count = -int(self._ranks.agree(-stream.kept_count))  # as many as every rank holds
+        own, other = kept.index % count, (kept.index + 1) % count
+        if own == other:
+            return None
+
+        def gradient_of(index: int) -> Any:
+            trainee.put_back(kept.state)
+            return trainee.loss_and_gradient(stream.batch(index), self._seed(kept.step, 0))[1]
+
+        alike = self._compared == self._batch_size
+        first = kept.gradient if alike else gradient_of(own)
+        second, error = gradient_of(other), self._framework.gradient_error
+        return noise_share(error(second, first), error(first, second))
 
     def _float32(self) -> Recipe:
         return self._ranks.shared(Recipe(batch_size=self._batch_size))
@@ -314,9 +371,9 @@ class ComparisonTracer:
             with self._framework.trainee(recipe, seed, batch, reference=reference) as trainee:
                 yield trainee
 
-    def _forget_batches_but(self, batch_size: int) -> None:
+    def _forget_batches_but(self, *sizes: int) -> None:
         """Free the memory of batches of other sizes."""
-        for key in [key for key in self._streams if key[0] != batch_size]:
+        for key in [key for key in self._streams if key[0] not in sizes]:
             self._streams.pop(key).close()
 
     def _stream(self, batch_size: int, seed: int) -> BatchStream:

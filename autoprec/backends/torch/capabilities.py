@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoprec.backends.protocol import Capabilities
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.recipe import FLOAT8, KEEP_MEMORY
 
 _SEARCHED_KNOBS = (
@@ -26,6 +27,8 @@ CAPABILITIES = Capabilities(
     searched_knobs=_SEARCHED_KNOBS,
     rank_engines=("ddp", "fsdp2"),
     loss_in_task=True,
+    # Inductor can gain as much as precision does there. On a CPU it may take minutes.
+    compiles_on=(DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU),
     # What other sessions hold decides how much of the heap glibc trims after each step, which
     # changes a step's time by a third.
     sessions_interfere=True,

@@ -30,7 +30,8 @@ class DTypeFact:
 
     `family_ratio` is how many times as fast as float32's its products were on another device of the
     family, where that was measured. Timings of a product went from `slowest_gflops` to
-    `measured_gflops`; None where that was not recorded.
+    `measured_gflops`; None where that was not recorded. `earlier_ratio` is how many times as fast
+    as float32's they were when the same software timed this device before, where it did.
     """
 
     support: Support = Support.UNKNOWN
@@ -42,6 +43,7 @@ class DTypeFact:
     measured_gflops: float | None = None
     family_ratio: float | None = None
     slowest_gflops: float | None = None
+    earlier_ratio: float | None = None
 
     @property
     def slowed(self) -> float:
@@ -131,17 +133,17 @@ class DeviceFacts:
     def measured_range(self, dtype: DType) -> tuple[float, float] | None:
         """Return from where to where that ratio may be, as far as the timings can tell.
 
-        It is at least `REPEATED_TIMINGS_RATIO` both ways; where no spread was recorded, it is the
-        ratio alone.
+        It is at least `REPEATED_TIMINGS_RATIO` both ways, also where no spread was recorded, and
+        contains what an earlier timing of this device gave.
         """
         ratio = self.measured_ratio(dtype)
         mine, base = self.fact(dtype), self.fact(DType.FLOAT32)
         if ratio is None:
             return None
-        if mine.slowest_gflops is None and base.slowest_gflops is None:
-            return ratio, ratio
         least = 1.0 / REPEATED_TIMINGS_RATIO
-        return ratio * min(mine.slowed, least), ratio / min(base.slowed, least)
+        low, high = ratio * min(mine.slowed, least), ratio / min(base.slowed, least)
+        earlier = mine.earlier_ratio or ratio
+        return min(low, earlier), max(high, earlier)
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -47,6 +47,13 @@ class Measurements:
         """Return the product measured in `dtype`, if one was."""
         return next((p for p in self.products if p.dtype is dtype), None)
 
+    def ratio(self, dtype: DType) -> float | None:
+        """Return how many times as fast as float32's a dtype's products are, if both were timed."""
+        mine, base = self.product(dtype), self.product(DType.FLOAT32)
+        if mine is None or base is None or mine.gflops is None or not base.gflops:
+            return None
+        return mine.gflops / base.gflops
+
 
 def merge_repeated_products(measured: Measurements) -> Measurements:
     """Keep the faster of two products of a dtype; where they differ much, mark all as disturbed.

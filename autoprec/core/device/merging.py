@@ -47,13 +47,21 @@ def merge(
     return facts if measured is None else with_measurements(facts, measured)
 
 
-def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:
-    """Put what was measured over what the catalogue and the probe say."""
+def with_measurements(
+    facts: DeviceFacts, measured: Measurements, earlier: Measurements | None = None
+) -> DeviceFacts:
+    """Put what was measured over what the catalogue and the probe say.
+
+    `earlier` is what the same software measured on this device before, if it did.
+    """
     base = measured.product(DType.FLOAT32)
     base_gflops = base.gflops if base else None
     speeds = {
         p.dtype: replace(
-            facts.fact(p.dtype), measured_gflops=p.gflops, slowest_gflops=p.slowest_gflops
+            facts.fact(p.dtype),
+            measured_gflops=p.gflops,
+            slowest_gflops=p.slowest_gflops,
+            earlier_ratio=None if earlier is None else earlier.ratio(p.dtype),
         )
         for p in measured.products
         if p.gflops is not None
@@ -62,7 +70,7 @@ def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts
     dtypes = dict(facts.dtypes)
     for product in measured.products:
         dtypes[product.dtype] = measured_support(
-            facts.fact(product.dtype), product, base_gflops, timed.measured_range(product.dtype)
+            timed.fact(product.dtype), product, base_gflops, timed.measured_range(product.dtype)
         )
     return replace(
         facts,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.codec import bounded
@@ -82,6 +82,20 @@ def next_islands(
         cost = {paths: (sum(work[path] for path in paths), len(paths)) for paths in passed}
         return _conclude(min(cost, key=lambda paths: cost[paths], default=None))
     return proposal
+
+
+def needed_islands(
+    units: Sequence[Unit], passes: Callable[[tuple[str, ...]], bool]
+) -> tuple[str, ...]:
+    """Search at once: `passes` says whether a set of islands does; empty where none helps."""
+    history: list[IslandTrial] = []
+    while True:
+        proposed = next_islands(units, history)
+        if isinstance(proposed, IslandsFound):
+            return proposed.paths
+        if isinstance(proposed, NoIslandsHelp):
+            return ()
+        history.append(IslandTrial(proposed, passes(proposed)))
 
 
 def _conclude(paths: tuple[str, ...] | None) -> IslandsFound | NoIslandsHelp:

@@ -135,12 +135,13 @@ def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) 
         loss_null=checks.single.noise,
         gradient_null=checks.single.gradient_noise,
         trajectory_deviation=checks.curves.deviation,
-        trajectory_ratio=checks.curves.ratio,
+        trajectory_ratio=checks.curves.ratio if any(run.noisy for run in runs) else None,
         metric=checks.metric.value,
         metric_reference=checks.metric.reference,
         skipped_steps=sum(len(run.candidate.skipped) for run in runs),
         steps=max((len(run.candidate.losses) for run in (*runs, *evidence.long_runs)), default=0),
         most_steps=evidence.max_steps,
+        trained_batch=evidence.trained_batch,
         first_loss=first_loss,
         last_loss=last_loss,
         loss_origin=evidence.loss_origin,
@@ -168,7 +169,7 @@ def _judge_first_steps(
         if not check.passed:
             return _because(numbers, "rejected", check)
     for check in (single, check_headroom(evidence.comparisons, evidence.headroom_comparisons)):
-        if not check.passed and not _training_clears(
+        if not check.passed and not training_clears(
             check, curves, steps, tolerance, evidence.roundoff
         ):
             if not (check.undecided and curves.judged):
@@ -195,7 +196,7 @@ def _judge_long_runs(
         if not check.passed:
             return _because(numbers, "rejected", check)
     growing = check_gradient_growth((*evidence.comparisons, *evidence.late_comparisons))
-    for check in (growing, _check_error_floor(evidence, tolerance)):
+    for check in (growing, check_floor(evidence, tolerance)):
         if not check.passed:
             return _because(numbers, "drift", check)
     ended = checks.long if checks.long.judged else checks.curves
@@ -279,7 +280,7 @@ def _is_close(curves: Check) -> bool:
     )
 
 
-def _training_clears(
+def training_clears(
     single: Check, curves: Check, steps: int, tolerance: Tolerance, roundoff: float
 ) -> bool:
     """Return whether the trajectories clear what the single-step test left undecided.
@@ -332,13 +333,14 @@ def _covered(evidence: ProofEvidence, checks: _Checks) -> tuple[str, ...]:
         seeds = [run.candidate.seed for run in evidence.long_runs]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
         lengths = ", ".join(str(len(run.candidate.losses)) for run in (*evidence.long_runs, *rest))
-        covered.append(f"trainings of {lengths} steps")
+        at = f" at batch {evidence.trained_batch}" if evidence.trained_batch else ""
+        covered.append(f"trainings of {lengths} steps{at}")
     if checks.metric.judged:
         covered.append("evaluate(model)")
     return (*covered, *evidence.notes)
 
 
-def _check_error_floor(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
+def check_floor(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
     """Check for an error floor at all checkpoints of the float32 run."""
     longest = max((*evidence.long_runs, *evidence.runs), key=lambda run: len(run.reference.losses))
     points, noise = _all_checkpoints(evidence)

@@ -1,4 +1,4 @@
-"""Decides how many steps a proof takes, once, from the duration of a float32 step.
+"""Decides how many steps a proof takes, and at which batch, once, from how long float32 steps take.
 
 Nothing else in a proof depends on a clock. The float32 run is extended as long as its loss still
 falls, which its losses alone decide; so a verdict is the same on a busy machine.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autoprec.core.numerics.tolerance import mean
 
@@ -39,23 +40,51 @@ DEFAULT_SECONDS = 60.0
 SHORT_PROOF_FACTOR = 3.0
 """How many times that duration `SHORT_STEPS` steps may take: fewer show little."""
 
+CHECK_STEP_SECONDS = 0.05
+"""A proof trains at a smaller batch where a float32 step of the recipe's own takes twice as long:
+a large batch would leave time for few steps."""
+
+SMALLEST_CHECK_BATCH = 8
+"""No smaller batch is trained than this."""
+
 _SHORT_RUNS = 4
 """Runs of the first `SHORT_STEPS` steps in addition to the two long ones."""
 
 
-def affordable_steps(step_seconds: float, seconds: float = DEFAULT_SECONDS) -> int:
+@dataclass(frozen=True)
+class ProofLength:
+    """The most steps of a proof, and the samples of the batches that it trains on."""
+
+    steps: int
+    batch_size: int
+
+
+def check_batch(batch_size: int, step_seconds: float) -> int:
+    """Return the batch that a proof trains at, of a recipe's batch and its float32 step's duration.
+
+    It is halved while half of it is expected to take `CHECK_STEP_SECONDS` or more.
+    """
+    if step_seconds < 2 * CHECK_STEP_SECONDS:
+        return batch_size
+    halved = batch_size >> int(math.log2(step_seconds / CHECK_STEP_SECONDS))
+    return max(halved, min(batch_size, SMALLEST_CHECK_BATCH))
+
+
+def affordable_steps(
+    step_seconds: float, seconds: float = DEFAULT_SECONDS, single_seconds: float | None = None
+) -> int:
     """Return the most steps whose proof takes no longer than `seconds`.
 
     It is below `SHORT_STEPS` only where those would take `SHORT_PROOF_FACTOR` times as long.
+    `single_seconds` is the duration of a step at the same weights, where that has another batch.
     """
-    affordable = [
-        steps for steps in PROOF_LENGTHS if cost_in_steps(steps) * step_seconds <= seconds
-    ]
-    short = (
-        [SHORT_STEPS]
-        if cost_in_steps(SHORT_STEPS) * step_seconds <= SHORT_PROOF_FACTOR * seconds
-        else []
-    )
+    single = step_seconds if single_seconds is None else single_seconds
+
+    def duration(steps: int) -> float:
+        return _training_cost(steps) * step_seconds + _single_steps(steps) * single
+
+    affordable = [steps for steps in PROOF_LENGTHS if duration(steps) <= seconds]
+    short = [SHORT_STEPS] if duration(SHORT_STEPS) <= SHORT_PROOF_FACTOR * seconds else []
     return max([*affordable, *short], default=PROOF_LENGTHS[0])
 
 
@@ -65,13 +94,20 @@ def cost_in_steps(steps: int) -> int:
     Beyond `FIRST_STEPS` both runs, and the comparisons at their checkpoints, begin once more. A
     forward pass alone counts as a third of a step.
     """
-    both = (
-        2 * steps
-        + 5 * len(checkpoint_steps(steps))
-        + sum(2 * averaged_batches(s) // 3 for s in checkpoint_steps(steps))
-    )
-    again = 2 * FIRST_STEPS + 5 * len(checkpoint_steps(FIRST_STEPS)) if steps > FIRST_STEPS else 0
-    return both + again + _SHORT_RUNS * min(steps, SHORT_STEPS)
+    return _training_cost(steps) + _single_steps(steps)
+
+
+def _training_cost(steps: int) -> int:
+    """Return the steps of a proof on the batches that it trains on, at most."""
+    again = 2 * FIRST_STEPS if steps > FIRST_STEPS else 0
+    averaged = sum(2 * averaged_batches(each) // 3 for each in checkpoint_steps(steps))
+    return 2 * steps + again + averaged + _SHORT_RUNS * min(steps, SHORT_STEPS)
+
+
+def _single_steps(steps: int) -> int:
+    """Return the steps of a proof at the weights of its checkpoints, at most."""
+    checkpoints = [steps] if steps <= FIRST_STEPS else [steps, FIRST_STEPS]
+    return 5 * sum(len(checkpoint_steps(each)) for each in checkpoints)
 
 
 def checkpoint_steps(steps: int) -> tuple[int, ...]:

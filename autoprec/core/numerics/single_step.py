@@ -73,8 +73,8 @@ def check_single_steps(
     numbers = Check(
         deviation=finite_or_none(max(deviations)),
         gradient_error=finite_or_none(max(errors)),
-        noise=finite_or_none(null),
-        gradient_noise=finite_or_none(gradient_null),
+        noise=finite_or_none(null) if noise else None,
+        gradient_noise=finite_or_none(gradient_null) if noise else None,
     )
     loss_limit = max(
         tolerance.loss * max(FINER_FORMAT_LOSS_SHARE, finer), tolerance.loss_null * null

@@ -82,7 +82,8 @@ class StepComparison:
     1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
     gradient to compare. `mean_loss` and `mean_reference` are means over further batches at the same
     weights (None: none were looked at, or a loss is not finite), and `mean_error` the standard
-    error of their difference. `buffers` are those that the float32 step changed.
+    error of their difference. `buffers` are those that the float32 step changed. `noise_share` is
+    which share of the square of float32's gradient is noise (None: not known).
     """
 
     step: int
@@ -97,6 +98,7 @@ class StepComparison:
     mean_reference: float | None = None
     mean_error: float = 0.0
     buffers: tuple[BufferUpdate, ...] = ()
+    noise_share: float | None = None
 
     def with_mean_losses(self, ours: Sequence[float], theirs: Sequence[float]) -> StepComparison:
         """Return the point with the means of the losses of further batches, the same for both."""

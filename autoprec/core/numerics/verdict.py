@@ -21,10 +21,11 @@ class Verdict:
     `loss_deviation` and `gradient_error` are the largest relative ones of the single-step test,
     `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
     mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
-    noisy one's.
+    noisy one's. What noise does is measured where a test fails without it.
     `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
-    `most_steps` how far it might have been, so that a repeated proof takes the same steps. Shares
-    of a loss are of what is above `loss_origin`.
+    `most_steps` how far it might have been, so that a repeated proof takes the same steps;
+    `trained_batch` is the batch that it trained at, where that is smaller than the recipe's own (0:
+    it is not). Shares of a loss are of what is above `loss_origin`.
     `buffers` says what is to be known of the model's buffers, empty for nothing; `caveat` says why
     the verdict means little, as where float32's own loss did not fall from untrained weights.
     A number that was not finite or not measured is None. `curves` are the losses of its longest
@@ -45,6 +46,7 @@ class Verdict:
     skipped_steps: int = 0
     steps: int = 0
     most_steps: int = 0
+    trained_batch: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
     loss_origin: float = 0.0
@@ -73,8 +75,8 @@ class ProofEvidence:
     training began with, where they were trained already, and `ranks` what trained
     together, where several did. `coarse` names a format of so few bits that short trainings show
     gross failures only. `candidate_run` is the candidate's own run, which may be longer
-    than float32's. `max_steps` might have been made. `stalled` says that the machine stalled before
-    the proof was done.
+    than float32's. `max_steps` might have been made, at `trained_batch` (0: the recipe's own).
+    `stalled` says that the machine stalled before the proof was done.
     """
 
     comparisons: tuple[StepComparison, ...] = ()
@@ -87,6 +89,7 @@ class ProofEvidence:
     late_noise: tuple[NoisyStep, ...] = ()
     long_runs: tuple[SeedRun, ...] = ()
     max_steps: int = 0
+    trained_batch: int = 0
     start: str = ""
     ranks: str = ""
     coarse: str = ""

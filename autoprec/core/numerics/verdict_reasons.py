@@ -50,6 +50,8 @@ def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence, lo
             f"; in {evidence.coarse}, {numbers.steps} steps show gross failures only: compare a "
             "longer training by its metric"
         )
+    if evidence.trained_batch:
+        told += f"; trained at batch {evidence.trained_batch}"
     if evidence.ranks:
         told += f"; proven at {evidence.ranks}"
     if numbers.not_covered:

@@ -30,11 +30,17 @@ from autoprec.core.speed.cost_model import (
 from autoprec.core.speed.feasibility import (
     BATCH_TOO_LARGE,
     is_within_reach,
+    outpaces_loader,
     same_arm,
     why_ruled_out,
 )
 from autoprec.core.speed.keep_memory import start_point
-from autoprec.core.speed.ladder import comparison_batch, next_batch, smallest_of_fastest
+from autoprec.core.speed.ladder import (
+    comparison_batch,
+    next_batch,
+    outgrows_knee,
+    smallest_of_fastest,
+)
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import (
     ALL_MEASURED,
@@ -91,6 +97,7 @@ def next_point(
     start = start_point(space, baseline, history)
     if point_key(start) not in tried:
         return Next(start, "the baseline with its freed memory kept")
+    compiler_fails = _compiler_fails(history)
     open_points = [
         point
         for point in space.points()
@@ -98,7 +105,9 @@ def next_point(
         and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
         and communication_may_pay(point, baseline, history)
         and (not point.get(FLOAT8) or _is_refined(point, history))
+        and not (compiler_fails and point["compile"])
         and is_within_reach(point, history)
+        and not outpaces_loader(point, history)
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
     if not open_points:
@@ -110,7 +119,11 @@ def next_point(
     if surveyed is not None:
         return surveyed
     tried_policies = {outcome.point["policy"] for outcome in history}
-    open_points = [point for point in open_points if point["policy"] in tried_policies]
+    open_points = [
+        point
+        for point in open_points
+        if point["policy"] in tried_policies and not outgrows_knee(point, good, limits)
+    ]
     compiled = _best_policy_compiled(open_points, good)
     if compiled is not None:
         return compiled
@@ -171,6 +184,13 @@ def _best_policy_compiled(open_points: Sequence[Point], good: Sequence[Outcome])
         if known is None and is_open:
             return Next(compiled, "the fastest of its policy, compiled", outcome.rate)
     return None
+
+
+def _compiler_fails(history: Sequence[Outcome]) -> bool:
+    """Return whether no compiled recipe ran, and those of as many policies as are tried failed."""
+    compiled = [outcome for outcome in history if outcome.point["compile"]]
+    policies = {o.point["policy"] for o in compiled if o.status not in BATCH_TOO_LARGE}
+    return all(o.rate <= 0 for o in compiled) and len(policies) >= _COMPILED_POLICIES
 
 
 def _one_factor_differs(point: Point, fastest: Point) -> bool:

@@ -15,29 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.noise import paired_ratio
-
-MIN_ROUNDS = 3
-"""Rounds before any recipe is eliminated: among fewer, a disturbed one may decide."""
-
-TURN_SECONDS = 0.15
-"""The duration of a recipe's turn in a round, unless a single step takes longer."""
-
-GAIN_PER_SECOND = 1 / 7200
-"""The gain in throughput for which a second is spent: it pays off in two hours of training."""
-
-#: The prior of the noise of a round's ratio, and the number of rounds that it counts as.
-_PRIOR_NOISE, _PRIOR_WEIGHT_ROUNDS = 0.03, 1.0
-
-#: How many rounds ahead a gain may lie.
-_LOOK_AHEAD_ROUNDS = (1, 2, 4, 8, 16)
 
 
 def select_contenders(
     rates: Sequence[Sequence[float]],
     seconds: Sequence[float],
-    gain_per_second: float = GAIN_PER_SECOND,
+    gain_per_second: float = SPEED.gain_per_second,
 ) -> tuple[int, ...]:
     """Return who runs another round, by number; empty when the race is over.
 
@@ -49,7 +35,7 @@ def select_contenders(
     running = [index for index, own in enumerate(rates) if len(own) == rounds]
     if len(running) < 2:
         return ()
-    if rounds < MIN_ROUNDS:
+    if rounds < SPEED.min_rounds:
         return tuple(running)
     first = find_leader(rates)
     behind = [index for index in running if index != first]
@@ -65,7 +51,7 @@ def select_contenders(
         turn = seconds[index] + seconds[first] / len(behind)
         gains = (
             _knowledge_gradient(means[index], noise, rounds, ahead) / ahead
-            for ahead in _LOOK_AHEAD_ROUNDS
+            for ahead in SPEED.look_ahead_rounds
         )
         if max(gains) > gain_per_second * turn:
             promising.append(index)
@@ -84,9 +70,8 @@ def _estimate_noise(errors: Sequence[Sequence[float]]) -> float:
     """Return the deviation of a round's ratio, given the rounds' deviations from their means."""
     squares = sum(error * error for own in errors for error in own)
     known = sum(len(own) - 1 for own in errors)
-    return math.sqrt(
-        (_PRIOR_WEIGHT_ROUNDS * _PRIOR_NOISE**2 + squares) / (_PRIOR_WEIGHT_ROUNDS + known)
-    )
+    assumed = SPEED.race_assumed_rounds
+    return math.sqrt((assumed * SPEED.round_deviation**2 + squares) / (assumed + known))
 
 
 def _knowledge_gradient(mean: float, noise: float, rounds: int, ahead: int) -> float:

@@ -13,25 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoprec.core.number_words import rate_number, times
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import Ratio
-from autoprec.core.speed.reranking import SEARCH_RATIO_ERROR
 from autoprec.core.statistics import median
-
-WIDE_INTERVAL_FACTOR = 1.5
-"""An interval whose ends are this many times apart is too wide if it is also wider than the gain
-itself: "1.48x (1.10-2.18)". No recorded tuning has such an interval."""
-
-CONTRADICTION_FACTOR = 2.0
-"""Two intervals of one ratio, from the search and from the rounds, contradict each other if they
-lie this many times apart: a disturbed step in either explains 1.65."""
-
-RATE_CHANGE_FACTOR = math.sqrt(10)
-"""A recipe whose rate changes by this factor is closer to an order of magnitude than to its former
-rate. Another busy process takes half of a machine."""
-
-
-OVERSTATED_LOG_RATIO = 2 * SEARCH_RATIO_ERROR
-"""A confirmed interval this far below what the search saw means that the search was misled."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +35,26 @@ def is_too_wide(ratio: Ratio) -> bool:
     if ratio.low <= 0 or ratio.high < 1.0:
         return False
     width = math.log(ratio.high / ratio.low)
-    return width > math.log(WIDE_INTERVAL_FACTOR) and width > abs(math.log(ratio.ratio))
+    return width > math.log(SPEED.wide_interval_factor) and width > abs(math.log(ratio.ratio))
 
 
 def rate_changed(before: float, after: float) -> bool:
     """Return whether one recipe's two rates are about an order of magnitude apart."""
-    return abs(math.log(before / after)) > math.log(RATE_CHANGE_FACTOR)
+    return abs(math.log(before / after)) > math.log(SPEED.rate_change_factor)
 
 
 def contradict(one: Ratio, other: Ratio) -> bool:
     """Return whether two measurements of one ratio lie too far apart for both to be right."""
     if min(one.low, other.low) <= 0:
         return False
-    return max(one.low, other.low) > CONTRADICTION_FACTOR * min(one.high, other.high)
+    return max(one.low, other.low) > SPEED.contradiction_factor * min(one.high, other.high)
 
 
-def overstated_log_ratio(searched: float, confirmed: Ratio) -> float:
-    """Return how far the confirmed ratio falls short of what the search saw, as a logarithm.
-
-    0 where the search's errors explain how far that is from the confirmed interval: more would
-    give noise a second chance to make a winner.
-    """
-    if math.log(searched / confirmed.high) <= OVERSTATED_LOG_RATIO:
-        return 0.0
-    return math.log(searched / confirmed.ratio)
+def overstated(raced: Ratio, confirmed: Ratio) -> str:
+    """Say that a recipe's speedup in the race is gone in the final rounds; "" where it is not."""
+    if math.log(raced.low / confirmed.high) <= SPEED.overstated_log_ratio:
+        return ""
+    return f"the comparison saw {raced.in_words()}, the final rounds {confirmed.in_words()}"
 
 
 def find_inconsistencies(

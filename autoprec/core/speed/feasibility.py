@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoprec.core.recipe import KEEP_MEMORY
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import MeasuredMemory, predict_memory
 from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -112,6 +113,26 @@ def _needed_text(needed_bytes: float, point: Point, memory_bytes: float) -> str:
     return (
         f"{needed}, more than {usable:.1f} of the {available:.1f} GiB available: where freed "
         "memory is kept, it may grow in a long training"
+    )
+
+
+def outpaces_loader(point: Point, history: Sequence[Outcome]) -> bool:
+    """Return whether the loader is the limit at a smaller batch already, of the same policy.
+
+    And whether it feeds no more samples a second at larger ones: the most, within the error of its
+    timing, at another than the largest that ran.
+    """
+    ran = [outcome for outcome in history if outcome.rate > 0]
+    largest = max((int(outcome.point[BATCH]) for outcome in ran), default=0)
+    most = (1 - SPEED.loader_share) * max((o.loader_feeds for o in ran), default=0.0)
+    if not any(o.loader_feeds >= most for o in ran if int(o.point[BATCH]) < largest):
+        return False
+    return any(
+        outcome.loader_feeds < outcome.rate
+        and outcome.loader_feeds >= most
+        and outcome.point["policy"] == point["policy"]
+        and int(outcome.point[BATCH]) < int(point[BATCH])
+        for outcome in ran
     )
 
 

@@ -1,9 +1,10 @@
 """Decides what counts as faster or slower where machines are noisy.
 
 Recipes are compared in rounds, so that drift meets all of them alike. Ratios of two recipes in the
-same rounds err to either side alike, whichever of the two was disturbed; their intervals come from
-the signed ranks (Hodges and Lehmann, "Estimates of location based on rank tests", 1963), which need
-a third fewer rounds than the median where errors are normal.
+same rounds err to either side alike, whichever of the two was disturbed. From six rounds on their
+intervals come from the signed ranks (Hodges and Lehmann, "Estimates of location based on rank
+tests", 1963), which need a third fewer rounds than the median where errors are normal. Fewer rounds
+have no such interval; Student's is theirs, with what is known of rounds elsewhere.
 """
 
 from __future__ import annotations
@@ -15,15 +16,8 @@ from itertools import combinations_with_replacement
 
 from autoprec.core.codec import bounded
 from autoprec.core.number_words import decimals, times
-from autoprec.core.statistics import CONFIDENCE, median, signed_rank
-
-MIN_GAIN = 0.02
-"""A recipe that gains less than this share over the baseline is not worth recommending."""
-
-#: How much longer than expected a disturbed step takes. Other processes on a shared machine take a
-#: fifth or more; beyond the upper bound it is the recipe that is slow.
-_DISTURBED_RATIO_RANGE = (1.2, 1.65)
-
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.statistics import CONFIDENCE, median, signed_rank, student_interval
 
 #: Makes of a number and its text what a report shows of it.
 Show = Callable[[float, str], str]
@@ -60,20 +54,30 @@ class Ratio:
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the pseudomedian of the rounds' ratios with its interval; round i pairs i-th values.
 
-    It is the median of the geometric means of every two rounds' ratios. Fewer than 6 rounds cannot
-    give 95 %: then the range is the honest answer.
+    It is the median of the geometric means of every two rounds' ratios.
     """
     if len(numerators) != len(denominators) or not numerators:
         raise ValueError("a paired ratio needs as many numerators as denominators, at least one")
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
     means = sorted(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
+    if len(ratios) < SPEED.ranked_rounds:
+        logs = [math.log(ratio) for ratio in ratios]
+        factor = math.exp(student_interval(logs, SPEED.round_deviation, SPEED.assumed_rounds))
+        middle = math.exp(median([math.log(mean) for mean in means]))
+        return Ratio(middle, middle / factor, middle * factor, len(ratios))
     rank = signed_rank(len(ratios), CONFIDENCE)
     return Ratio(median(means), means[rank], means[-1 - rank], len(ratios))
 
 
+def is_sharp(ratio: Ratio) -> bool:
+    """Return whether a ratio is known well enough for what it is: to 4 % or a quarter of it."""
+    width = math.log(ratio.high / ratio.low)
+    return width <= max(SPEED.sharp_width, abs(math.log(ratio.ratio)) / 4)
+
+
 def is_faster(ratio: Ratio) -> bool:
     """Return whether a ratio shows a gain: beyond the noise, and worth recommending."""
-    return ratio.low > 1.0 and ratio.ratio > 1.0 + MIN_GAIN
+    return ratio.low > 1.0 and ratio.ratio > 1.0 + SPEED.min_gain
 
 
 def seems_disturbed(step_seconds: float, expected_seconds: float | None) -> bool:
@@ -84,7 +88,7 @@ def seems_disturbed(step_seconds: float, expected_seconds: float | None) -> bool
     """
     if not expected_seconds:
         return False
-    least, most = _DISTURBED_RATIO_RANGE
+    least, most = SPEED.disturbed_ratio_range
     return least < step_seconds / expected_seconds < most
 
 

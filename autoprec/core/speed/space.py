@@ -24,6 +24,7 @@ from autoprec.core.recipe import (
     may_use_float8,
     untuned_loss_scale,
 )
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.errors import UsageError
 
 Point = Mapping[str, KnobValue]
@@ -32,9 +33,11 @@ BATCH = "batch_size"
 ALIGNMENT = "alignment"
 REDUCE_DTYPE = "reduce_dtype"
 
+LARGEST_BATCH = 2**24
+
 BATCH_SIZES = (
     'a list such as [16, 64, 256] or "16,64,256", or a range such as "8-1024", of integers from 1 '
-    "to 16777216"
+    f"to {LARGEST_BATCH}"
 )
 """What batch sizes may be given as, for messages."""
 
@@ -51,7 +54,8 @@ class Space:
     `effective_batch` is kept by accumulation where it is given. `alignments` are the paddings to
     choose from, each with a multiple of its own and the modules that are off it. `float32_modules`
     stay in float32 under every mixed policy, `islands` (by policy) those that one of them cannot
-    run without. `distributed` is how the ranks of a job share a step, `rank_levels` what may be
+    run without. Among batches within `batch_share` of the most samples a second the smallest is
+    taken. `distributed` is how the ranks of a job share a step, `rank_levels` what may be
     chosen of that, by field name.
     """
 
@@ -66,6 +70,7 @@ class Space:
     alignments: tuple[Alignment, ...] = (Alignment(),)
     distributed: Distributed | None = None
     rank_levels: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    batch_share: float = SPEED.knee_share
 
     def __post_init__(self) -> None:
         if not self.policies or not self.batch_sizes:
@@ -193,6 +198,6 @@ def parse_batch_sizes(given: str | Iterable[int]) -> tuple[int, ...]:
             sizes = tuple(int(part) for part in cleaned.split(",") if part)
     except (TypeError, ValueError):
         sizes = ()
-    if not sizes or min(sizes) < 1 or max(sizes) > 2**24:
+    if not sizes or min(sizes) < 1 or max(sizes) > LARGEST_BATCH:
         raise UsageError(f"`batch_sizes` {given!r} given, expected {BATCH_SIZES}")
     return tuple(sorted(set(sizes)))

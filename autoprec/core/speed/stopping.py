@@ -6,8 +6,10 @@ likely to be faster by more than one per cent, or by enough for the seconds that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import Prediction
 
 
@@ -20,7 +22,8 @@ class Limits:
     `timed_seconds` and for at least `steps` steps with the warm-up. A trial must promise an
     expected gain of `gain_per_second` for every second that it takes. If `explore_neighbours`,
     trials of up to `cheap_seconds` are spent next to the fastest recipe on what the model cannot
-    know.
+    know. A recipe whose step takes longer than `longest_step` seconds could not be proven in the
+    time there is: its trial costs more than any gain.
     """
 
     memory_bytes: float | None = None
@@ -30,12 +33,25 @@ class Limits:
     setup_seconds: float = 0.5
     timed_seconds: float = 0.5
     steps: int = 4
-    gain_per_second: float = 5e-4
+    gain_per_second: float = SPEED.gain_per_second
     cheap_seconds: float = 3.0
     explore_neighbours: bool = True
+    longest_step: float = math.inf
+
+    def with_setup(self, seconds: float | None) -> Limits:
+        """Return these with the setup that trials were seen to take; None: as assumed.
+
+        Which trials are cheap goes by their steps.
+        """
+        if seconds is None:
+            return self
+        cheap = self.cheap_seconds + seconds - self.setup_seconds
+        return replace(self, setup_seconds=seconds, cheap_seconds=cheap)
 
     def trial_seconds(self, step_seconds: float) -> float:
         """Return what a trial takes whose steps take so long: its setup and its steps."""
+        if step_seconds > self.longest_step:
+            return math.inf
         return self.setup_seconds + max(self.timed_seconds, self.steps * step_seconds)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autoprec.core.measurement import Measurement
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import MeasuredRate, ThroughputModel
 from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.selection import simplest_of_fastest
 from autoprec.core.speed.space import Point, Space
-
-MAY_BE_FASTEST_SHARE = 0.95
-"""A recipe at this share of the fastest one's rate may be the fastest, because machines drift."""
+from autoprec.core.statistics import median
 
 
 class Status(StrEnum):
@@ -50,10 +49,47 @@ class Outcome:
             return 0.0
         return self.measurement.samples_per_second / self.drift
 
+    @property
+    def loader_feeds(self) -> float:
+        """Return how many samples a second the loader feeds; infinite where that is not known."""
+        return math.inf if self.measurement is None else self.measurement.loader_feeds
+
 
 def ran(outcome: Outcome) -> bool:
     """Return whether a trial came to its end, so that its rate is known."""
     return outcome.rate > 0
+
+
+def combined(timings: Sequence[Outcome]) -> Outcome:
+    """Return one outcome for a point that was timed several times: its median rate.
+
+    The middle timing counts; of an even number the geometric mean of the two in the middle, with an
+    interval that holds both of theirs. Where none ran, the first counts.
+    """
+    good = sorted((outcome for outcome in timings if outcome.rate > 0), key=lambda o: o.rate)
+    if not good:
+        return timings[0]
+    lower, upper = good[(len(good) - 1) // 2], good[len(good) // 2]
+    slow, fast = lower.measurement, upper.measurement
+    if lower is upper or slow is None or fast is None:
+        return upper
+    middle = replace(
+        slow,
+        step_seconds=slow.step_seconds * math.sqrt(lower.rate / upper.rate),
+        low=min(slow.low, fast.low),
+        high=max(slow.high, fast.high),
+    )
+    return replace(lower, measurement=middle)
+
+
+def setup_seconds(history: Sequence[Outcome]) -> float | None:
+    """Return the median of what trials took before their first steady step; None without trials."""
+    setups = [
+        outcome.measurement.warmup_seconds
+        for outcome in history
+        if outcome.measurement is not None and outcome.rate > 0
+    ]
+    return median(setups) if setups else None
 
 
 def measured_rate(outcome: Outcome) -> MeasuredRate:
@@ -80,7 +116,7 @@ def possibly_disturbed(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
         if not others or outcome.rate == best:
             continue
         expected = math.exp(ThroughputModel(others).predict(outcome.point).mean)
-        if expected >= MAY_BE_FASTEST_SHARE * best and seems_disturbed(
+        if expected >= SPEED.may_be_fastest_share * best and seems_disturbed(
             1 / outcome.rate, 1 / expected
         ):
             found.append((expected, outcome))
@@ -93,7 +129,11 @@ def shortlist(history: Sequence[Outcome], space: Space, *, count: int = 3) -> tu
     if not good:
         return ()
     preferred = simplest_of_fastest(
-        good, rate=lambda o: o.rate, recipe=lambda o: space.recipe(o.point)
+        good,
+        rate=lambda o: o.rate,
+        recipe=lambda o: space.recipe(o.point),
+        feeds=lambda o: o.loader_feeds,
+        share=space.batch_share,
     )
     rest = [o for o in good if o is not preferred]
     return (preferred, *rest)[:count]

@@ -1,7 +1,7 @@
-"""Ablations: recipes that are timed next to the winner, with one of its settings switched off.
+"""Ablations: recipes that are timed next to another one, with one of its settings switched off.
 
-Some of them attribute the winner's speedup to its parts; others are simpler recipes that may be
-chosen instead, because a setting is kept only where it wins by itself.
+Rivals are simpler recipes that may be chosen instead, because a setting is kept only where it wins
+by itself. Parts attribute the speedup of the choice.
 """
 
 from __future__ import annotations
@@ -10,21 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe, communication_settings
 from autoprec.core.speed.acquisition import fit_model
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import PRECISION, switch_off_in_turn
-from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.stage_results import ProvenRecipe, SearchResult
-
-#: Recipes that are timed only for comparison may take this many seconds, or as many as winner and
-#: baseline take themselves.
-COMPARISON_SECONDS = 5.0
-
-#: Making a recipe ready costs as much as this many turns.
-_SETUP_TURNS = 3
+from autoprec.tuning.stage_results import SearchResult
 
 
 @dataclass(frozen=True)
@@ -57,35 +51,57 @@ class Ablations:
         without += _without_communication_settings(winner)
         return [recipe for recipe in without if recipe.key() != search.baseline.key()]
 
-    def compared(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> list[Recipe]:
-        """Return the recipes to time next to baseline and winner, as far as time and memory allow.
+    def rivals(self, recipe: Recipe, step_seconds: float | None = None) -> list[Recipe]:
+        """Return the recipes that may be chosen instead of one, as far as time and memory allow.
 
-        Float32 at the winner's batch comes first: it shows what precision brings, and runs even
-        where the memory does not suffice for all sessions at once.
+        Those are the simpler ones, and what is float32 at its batch: whatever precision brings less
+        than the rest is not worth its rounding. `step_seconds` are those of the recipe, if known.
+        """
+        simpler = self.simpler(recipe)
+        plain = [
+            step
+            for each in (recipe, *simpler)
+            for step in switch_off_in_turn(each, self.search.baseline)
+            if is_exact(step.recipe) and step.recipe.batch_size == recipe.batch_size
+        ]
+        plain.sort(key=lambda step: step.what != PRECISION)
+        more = [step.recipe for step in plain]
+        return self._affordable([recipe, *simpler], more, step_seconds)
+
+    def parts(self, recipe: Recipe, step_seconds: float | None) -> list[Recipe]:
+        """Return what lies between a recipe and the baseline, as far as time and memory allow."""
+        steps = [*switch_off_in_turn(recipe, self.search.baseline)]
+        steps.sort(key=lambda step: step.what != PRECISION)
+        return self._affordable([recipe], [step.recipe for step in steps], step_seconds)
+
+    def _affordable(
+        self, given: Sequence[Recipe], more: Sequence[Recipe], step_seconds: float | None
+    ) -> list[Recipe]:
+        """Return the recipes but the first and the baseline; of `more` as many as can be timed.
+
+        The first of those comes first: it shows what precision brings, and runs even where the
+        memory does not suffice for all sessions at once.
         """
         baseline = self.search.baseline
-        rivals = [winner.recipe, *simpler]
-        steps = [step for rival in rivals for step in switch_off_in_turn(rival, baseline)]
-        steps.sort(key=lambda step: step.what != PRECISION)
-        found = {recipe.key(): recipe for recipe in (baseline, *rivals)}
-        own = self._turns_seconds(winner.step_seconds) + self.seconds(baseline)
-        left = max(COMPARISON_SECONDS, own)
-        for recipe in (step.recipe for step in steps):
+        found = {recipe.key(): recipe for recipe in (baseline, *given)}
+        known = self._step_seconds(given[0]) if step_seconds is None else step_seconds
+        left = max(SPEED.comparison_seconds, self._turns_seconds(known) + self.seconds(baseline))
+        for recipe in more:
             needed = self.seconds(recipe)
-            fits = recipe == steps[0].recipe or fit_in_memory_together(
+            fits = recipe == more[0] or fit_in_memory_together(
                 self.job, [*found.values(), recipe], self.search.trials
             )
             if recipe.key() not in found and needed <= left and fits:
                 found[recipe.key()] = recipe
                 left -= needed
-        return [recipe for recipe in found.values() if recipe not in (baseline, winner.recipe)]
+        return [recipe for recipe in found.values() if recipe not in (baseline, given[0])]
 
     def seconds(self, recipe: Recipe) -> float:
         """Return the seconds that timing a recipe in all rounds takes."""
         return self._turns_seconds(self._step_seconds(recipe))
 
     def _turns_seconds(self, step_seconds: float) -> float:
-        return (self.job.options.rounds + _SETUP_TURNS) * max(TURN_SECONDS, step_seconds)
+        return (self.job.options.rounds + SPEED.setup_turns) * max(SPEED.turn_seconds, step_seconds)
 
     def _step_seconds(self, recipe: Recipe) -> float:
         """Return a recipe's step time, as the cost model predicts it where it was not measured.

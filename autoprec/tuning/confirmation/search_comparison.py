@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
-from autoprec.core.speed.consistency import (
-    RATE_CHANGE_FACTOR,
-    RecipeRates,
-    find_inconsistencies,
-    overstated_log_ratio,
-)
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.consistency import RecipeRates, find_inconsistencies
 from autoprec.core.speed.noise import Ratio, paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.search.trials import Trials
-from autoprec.tuning.stage_results import ConfirmationResult, ProofResult, SearchResult
 
 
 def searched_ratio(trials: Trials, recipe: Recipe, baseline: Recipe) -> Ratio | None:
@@ -42,21 +37,6 @@ def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -
     return "; ".join(find_inconsistencies(ratio, searched, both))
 
 
-def overstated(search: SearchResult, proof: ProofResult, confirmation: ConfirmationResult) -> float:
-    """Return how far the search overstated the speedup of the fastest proven recipe.
-
-    See `overstated_log_ratio`; 0 where no rounds tell.
-    """
-    fastest, measured = proof.fastest, confirmation.measured
-    rounds = [measured.get(each.key(), ()) for each in (search.baseline, fastest.recipe)]
-    if search.trials.rehearsed or not all(rounds):
-        return 0.0
-    base, own = ([each.samples_per_second for each in found] for found in rounds)
-    both = min(len(base), len(own))
-    confirmed = paired_ratio(own[:both], base[:both])
-    return overstated_log_ratio(fastest.rate / search.baseline_outcome.rate, confirmed)
-
-
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:
     """Return the best other recipe where it measured an order of magnitude below the baseline."""
     own = trials.outcome_of(baseline)
@@ -64,7 +44,7 @@ def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:
     best = max(others, key=lambda outcome: outcome.rate, default=None)
     if own is None or best is None or trials.rehearsed:
         return None
-    slower = 0 < best.rate * RATE_CHANGE_FACTOR < own.rate
+    slower = 0 < best.rate * SPEED.rate_change_factor < own.rate
     return trials.space.recipe(best.point) if slower else None
 
 

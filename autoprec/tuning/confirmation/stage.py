@@ -1,13 +1,14 @@
-"""The confirmation: proven finalists against the baseline, then the winner against float32 again.
+"""The confirmation: the winner or one of its rivals is chosen, then measured against the baseline.
 
-The choice among several finalists and the ratio that the profile reports come from different
-rounds: reporting the rounds that a recipe was selected by would overstate its speed.
+The choice and the ratio that the profile reports come from different rounds: reporting the rounds
+that a recipe was selected by would overstate its speed. The choice is that of the race, unless
+another recipe was proven than the one that won it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.numerics.reference_recipe import (
@@ -19,31 +20,30 @@ from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import (
     attribute_speedup,
     baseline_at_batch_of,
     switch_off_in_turn,
 )
-from autoprec.core.speed.best_arm import MIN_ROUNDS
-from autoprec.core.speed.consistency import is_too_wide
-from autoprec.core.speed.noise import MIN_GAIN, Ratio, paired_ratio
+from autoprec.core.speed.consistency import is_too_wide, overstated
+from autoprec.core.speed.noise import Ratio, is_sharp, paired_ratio
 from autoprec.core.speed.selection import Choice, Finalist, choose
-from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE
-from autoprec.errors import TaskError
-from autoprec.tuning.confirmation.ablations import COMPARISON_SECONDS, Ablations
+from autoprec.tuning.confirmation.ablations import Ablations
 from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
     SelectRemaining,
     TimedRounds,
     keep_all,
     time_interleaved,
 )
+from autoprec.tuning.confirmation.race import time_race
 from autoprec.tuning.confirmation.search_comparison import (
     far_slower_rival,
     inconsistencies,
     searched_ratio,
     why_baseline,
 )
+from autoprec.tuning.confirmation.sessions import FinalistFailed, raise_baseline_failed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.trials import Measured, typical_measurement
@@ -56,17 +56,7 @@ from autoprec.tuning.stage_results import (
     SearchResult,
 )
 from autoprec.tuning.time_limit import CONFIRMATION_SHARE
-from autoprec.workers.runner import Runner, raise_unrelated, raise_user_error
-
-#: The most finalists besides the baseline.
-_MAX_FINALISTS = 4
-
-#: Rounds among several finalists at least.
-_MIN_FINALIST_ROUNDS = 5
-
-#: A recipe that must be taken and ran below this share of the baseline's speed in the search is
-#: slower, whatever disturbed either of them: measuring by how much is worth no further round.
-_SURELY_SLOWER_SHARE = 0.5
+from autoprec.workers.runner import Runner, raise_unrelated
 
 
 def confirm(
@@ -74,16 +64,15 @@ def confirm(
     search: SearchResult,
     proof: ProofResult,
     runner: Runner,
-    make_runner: Callable[[], Runner],
     lost: FinalistLost | None = None,
 ) -> ConfirmationResult | FinalistLost:
     """Choose the recipe, and measure its speed over the baseline.
 
-    Recipes that may share a worker use `runner`; `make_runner` makes the others'. `lost` is the
-    finalist at whose failure an earlier confirmation ended. Raises where the baseline fails.
+    Recipes that may share a worker use `runner`. `lost` is the finalist at whose failure an earlier
+    confirmation ended. Raises where the baseline fails.
     """
     measured = search.measured if lost is None else lost.measured
-    confirmation = _Confirmation(job, search, runner, make_runner, Ablations(job, search))
+    confirmation = _Confirmation(job, search, runner, Ablations(job, search))
     finalists = sorted(proof.proven, key=lambda each: -each.rate)
     return confirmation.run(finalists, measured)
 
@@ -95,7 +84,6 @@ class _Confirmation:
     job: TuningJob
     search: SearchResult
     runner: Runner
-    make_runner: Callable[[], Runner]
     ablations: Ablations
 
     @property
@@ -110,38 +98,19 @@ class _Confirmation:
     def run(
         self, proven: Sequence[ProvenRecipe], measured: Measured
     ) -> ConfirmationResult | FinalistLost:
-        """Run the finalists among each other, then confirm the winner."""
+        """Choose among the fastest proven recipe and its rivals, and measure the choice."""
         others = [each for each in proven if each.recipe.key() != self._baseline.key()]
-        others = [each for each in others if each.rate >= MAY_BE_FASTEST_SHARE * others[0].rate]
-        others = others[:_MAX_FINALISTS]
-        try:
-            if not others:
-                return self._check_lead(measured)
-            if len(others) > 1 and not self._is_late():
-                self.job.listener(Stage("confirmation", "finalists in alternation"))
-                rounds = max(_MIN_FINALIST_ROUNDS, self.job.options.rounds // 2 + 1)
-                recipes = [self._baseline, *(each.recipe for each in others)]
-                timed = self._time(recipes, rounds)
-                measured = {**measured, **timed.measured}
-                baseline, *rivals = timed.finalists
-                leader = choose(baseline, rivals, baseline_allowed=False)
-                if self.job.float32_allowed and leader.ratio.high < 1.0:
-                    return self._decide(baseline, rivals, measured)
-                others = [each for each in others if each.recipe.key() == leader.recipe.key()]
-            return self._confirm(others[0], measured)
-        except FinalistFailed as failed:
-            return self._lose(failed, measured)
+        return self._confirm(others[0], measured) if others else self._check_lead(measured)
 
-    def _lose(self, failed: FinalistFailed, measured: Measured) -> FinalistLost:
-        """Give up a finalist; raise where the data, the device or the baseline failed."""
+    def _lose(
+        self, failed: FinalistFailed, winner: ProvenRecipe, measured: Measured
+    ) -> FinalistLost:
+        """Give up a winner; raise where the data, the device or the baseline failed."""
         raise_unrelated(failed.failure)
         if failed.recipe.key() == self._baseline.key():
-            raise_user_error(failed.failure)
-            raise TaskError(
-                f"the float32 baseline ran before but failed in the confirmation: {failed}"
-            ) from failed
+            raise_baseline_failed(failed)
         reason = f"ran before but failed in the confirmation: {failed}"
-        return FinalistLost(failed.recipe, reason, measured)
+        return FinalistLost(winner.recipe, reason, measured)
 
     def _keep_baseline(
         self, reason: str, measured: Measured, inconclusive: str = ""
@@ -160,55 +129,103 @@ class _Confirmation:
         """
         trials, baseline = self.search.trials, self._baseline
         reason = why_baseline(trials, baseline)
+        raced = self.search.finalists
+        doubts = inconsistencies(trials, raced[0], None) if raced else ""
+        if doubts:
+            return self._keep_baseline(reason, measured, doubts)
         rival = far_slower_rival(trials, baseline)
         if rival is None or self._is_late():
             return self._keep_baseline(reason, measured)
         self.job.listener(Stage("confirmation", "the baseline again: it is far ahead of all else"))
-        quick = self.ablations.seconds(rival) <= COMPARISON_SECONDS
+        quick = self.ablations.seconds(rival) <= SPEED.comparison_seconds
         try:
-            timed = self._time([baseline, rival] if quick else [baseline], MIN_ROUNDS)
+            timed = self._time([baseline, rival] if quick else [baseline], SPEED.min_rounds)
         except FinalistFailed as failed:
             if failed.recipe.key() == baseline.key():
                 raise
-            timed = self._time([baseline], MIN_ROUNDS)
+            timed = self._time([baseline], SPEED.min_rounds)
         best = timed.finalists[1] if len(timed.finalists) > 1 else None
         doubts = inconsistencies(trials, timed.finalists[0], best)
         return self._keep_baseline(reason, {**measured, **timed.measured}, doubts)
 
-    def _confirm(self, winner: ProvenRecipe, measured: Measured) -> ConfirmationResult:
-        """Measure the winner against the baseline, next to its ablations.
+    def _confirm(
+        self, winner: ProvenRecipe, measured: Measured
+    ) -> ConfirmationResult | FinalistLost:
+        """Choose the winner or one of its rivals, then measure the choice against the baseline.
 
-        Simpler recipes may be chosen for it, and ablations that are float32, which need no proof.
+        Simpler recipes may be chosen for it, and rivals that are float32, which need no proof.
         """
         searched = searched_ratio(self.search.trials, winner.recipe, self._baseline)
-        if searched is not None and self._must_take and searched.ratio < _SURELY_SLOWER_SHARE:
+        if searched is not None and self._must_take and searched.ratio < SPEED.surely_slower_share:
             return self._take_as_searched(winner, searched, measured)
-        simpler = self.ablations.simpler(winner.recipe)
         began = time.monotonic()
-        timed = None if self._is_late() else self._time_winner(winner, simpler)
+        try:
+            raced = self._race(winner)
+        except FinalistFailed as failed:
+            return self._lose(failed, winner, measured)
+        leader = None
+        if raced is not None and self._is_enough(raced.finalists):
+            measured = {**measured, **raced.measured}
+            leader = self._choose(raced.finalists[0], raced.finalists[1:], baseline_allowed=False)
+            if self.job.float32_allowed and _is_no_gain(leader.ratio):
+                return self._decide(raced.finalists, measured)
+        chosen = winner.recipe if leader is None else leader.recipe
+        try:
+            timed = None if self._is_late() else self._time_against_baseline(chosen, winner)
+        except FinalistFailed as failed:
+            return self._lose(failed, winner, measured)
         took = time.monotonic() - began
-        if timed is not None:
+        if timed is not None and self._is_enough(timed.finalists):
             measured = {**measured, **timed.measured}
-        if timed is None or not self._is_enough(timed):
+            before = None if leader is None else leader.ratio
+            decided = self._decide(timed.finalists[:2], measured, before)
+        elif raced is not None and leader is not None:
+            timed, decided = raced, self._decide(raced.finalists, measured)  # no time is left
+        else:
             return self._leave_unconfirmed(winner, searched, measured)
-        may_win = {recipe.key() for recipe in (winner.recipe, *simpler)}
-        baseline, *others = timed.finalists
-        rivals = [
-            each for each in others if each.recipe.key() in may_win or self._is_proven(each, winner)
-        ]
-        decided = self._decide(baseline, rivals, measured)
         if decided.choice.recipe.key() == self._baseline.key():
             return decided
         left = self.job.deadline.left(CONFIRMATION_SHARE)
         if self.job.options.attribute and left > took:  # it takes as long again
             again = self._time_every_part(decided.choice.recipe)
-            if self._is_enough(again):
+            if self._is_enough(again.finalists):
                 timed = again
                 decided = replace(decided, measured={**measured, **again.measured})
         return self._attributed(decided, winner, timed.finalists)
 
-    def _is_enough(self, timed: TimedRounds) -> bool:
-        return len(timed.finalists[0].rates) >= min(MIN_ROUNDS, self.job.options.rounds)
+    def _race(self, winner: ProvenRecipe) -> TimedRounds | None:
+        """Return rounds of the baseline, the winner and its rivals; None where there are none.
+
+        They are those of the race where all of them ran in it, and as many as the winner ran.
+        """
+        rivals = [
+            recipe
+            for recipe in self.ablations.rivals(winner.recipe, winner.step_seconds)
+            if self._may_be_chosen(recipe, winner)
+        ]
+        recipes = [self._baseline, winner.recipe, *rivals]
+        known = {each.recipe.key(): each for each in self.search.finalists}
+        if all(recipe.key() in known for recipe in recipes):
+            ran = len(known[winner.recipe.key()].rates)
+            finalists = [known[recipe.key()] for recipe in recipes]
+            kept = [replace(f, rates=f.rates[:ran]) for f in finalists if len(f.rates) >= ran]
+            return TimedRounds(tuple(kept), {})
+        if not rivals or self._is_late():
+            return None
+        self.job.listener(Stage("confirmation", "the winner and simpler recipes"))
+        trials, runner = self.search.trials, self.runner
+        try:
+            timed = time_race(self.job, recipes, trials, runner, self._is_late)
+        except FinalistFailed as failed:
+            if failed.recipe not in rivals:
+                raise
+            return None
+        ran = len(timed.finalists[0].rates)
+        to_the_end = tuple(each for each in timed.finalists if len(each.rates) == ran)
+        return replace(timed, finalists=to_the_end)
+
+    def _is_enough(self, finalists: Sequence[Finalist]) -> bool:
+        return len(finalists[0].rates) >= min(SPEED.min_rounds, self.job.options.rounds)
 
     def _time_every_part(self, recipe: Recipe) -> TimedRounds:
         """Time the chosen recipe again, next to all that lie between it and the baseline.
@@ -226,33 +243,37 @@ class _Confirmation:
                     raise
                 steps = [step for step in steps if step.key() != off]
 
-    def _is_proven(self, finalist: Finalist, winner: ProvenRecipe) -> bool:
-        """Say whether an ablation may be chosen without a proof of its own."""
-        verdict = _exact_verdict(finalist.recipe, winner)
+    def _may_be_chosen(self, recipe: Recipe, winner: ProvenRecipe) -> bool:
+        """Say whether a rival of the winner may be chosen: it needs no proof of its own."""
+        if recipe.policy is winner.recipe.policy:
+            return True
+        verdict = _exact_verdict(recipe, winner)
         return self.job.float32_allowed and verdict is not None and verdict.accepted
 
-    def _time_winner(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> TimedRounds:
-        self.job.listener(Stage("confirmation", "the winner against float32"))
-        compared = self.ablations.compared(winner, simpler)
-        try:
-            return self._time_against_baseline(winner, compared)
-        except FinalistFailed as failed:
-            if failed.recipe.key() not in {recipe.key() for recipe in compared}:
-                raise
-            return self._time_against_baseline(winner, [])  # ablations do not run at this batch
-
     def _decide(
-        self, baseline: Finalist, rivals: Sequence[Finalist], measured: Measured
+        self, finalists: Sequence[Finalist], measured: Measured, raced: Ratio | None = None
     ) -> ConfirmationResult:
-        """Choose the fastest; keep the baseline where the rounds cannot be believed."""
+        """Choose the fastest; keep the baseline where the rounds cannot be believed.
+
+        The baseline is the first finalist; `raced` is what the choice gained in earlier rounds.
+        """
         allowed = self.job.float32_allowed
-        leader = choose(baseline, rivals, baseline_allowed=False)
+        baseline, *rivals = finalists
+        leader = self._choose(baseline, rivals, baseline_allowed=False)
         best = next(each for each in rivals if each.recipe.key() == leader.recipe.key())
         doubts = inconsistencies(self.search.trials, baseline, best)
+        if raced is not None and not self.search.trials.rehearsed:
+            doubts = "; ".join(filter(None, (doubts, overstated(raced, leader.ratio))))
         if doubts and allowed:
             return self._keep_baseline("", measured, doubts)
-        choice = choose(baseline, rivals, baseline_allowed=allowed)
+        choice = self._choose(baseline, rivals, baseline_allowed=allowed)
         return ConfirmationResult(choice, inconclusive=doubts, measured=measured)
+
+    def _choose(
+        self, baseline: Finalist, rivals: Sequence[Finalist], *, baseline_allowed: bool
+    ) -> Choice:
+        share = self.search.trials.space.batch_share
+        return choose(baseline, rivals, baseline_allowed=baseline_allowed, share=share)
 
     def _attributed(
         self, decided: ConfirmationResult, winner: ProvenRecipe, finalists: Sequence[Finalist]
@@ -299,30 +320,42 @@ class _Confirmation:
             result = self._take_as_searched(winner, searched, measured)
         return replace(result, not_covered=(f"{name} in alternation with float32",))
 
-    def _time_against_baseline(
-        self, winner: ProvenRecipe, compared: Sequence[Recipe]
-    ) -> TimedRounds:
-        """Time the baseline, the winner and the compared recipes until it is decided."""
-        recipes = [self._baseline, winner.recipe, *compared]
+    def _time_against_baseline(self, recipe: Recipe, winner: ProvenRecipe) -> TimedRounds:
+        """Time the baseline, a recipe and the parts of its speedup until its ratio is known."""
+        self.job.listener(Stage("confirmation", "the winner against float32"))
 
         def running(finalists: tuple[Finalist, ...]) -> Collection[int]:
             ratio = paired_ratio(finalists[1].rates, finalists[0].rates)
             decided = self._is_decided(len(finalists[0].rates), ratio)
             return () if decided else keep_all(finalists)
 
-        return self._time(recipes, 2 * self.job.options.rounds, running)
+        parts = self.ablations.parts(recipe, winner.step_seconds)
+        rounds = 2 * self.job.options.rounds
+        try:
+            return self._time([self._baseline, recipe, *parts], rounds, running)
+        except FinalistFailed as failed:
+            if failed.recipe not in parts:
+                raise
+            return self._time([self._baseline, recipe], rounds, running)
 
     def _is_decided(self, ran: int, ratio: Ratio) -> bool:
-        """Say whether more rounds of the winner would change nothing.
+        """Say whether more rounds of the choice would change nothing.
 
-        Whether it is surely faster is tested once: testing after every round would bias the result.
+        Rounds end by the width of the interval: on a CPU, where each costs new processes, before as
+        many ran as were asked for. Whether it is surely faster is tested once, after so many:
+        testing after every round would bias the result.
         """
         rounds = self.job.options.rounds
-        if self._must_take and ran >= MIN_ROUNDS and ratio.high < 1.0:
+        if self._must_take and ran >= SPEED.min_rounds and ratio.high < 1.0:
             return True
-        if ran < rounds or is_too_wide(ratio):
+        if ran < min(SPEED.min_rounds, rounds) or is_too_wide(ratio):
             return False
-        return ratio.ratio <= 1.0 + MIN_GAIN or (ran == rounds and ratio.low > 1.0)
+        known = is_sharp(ratio) or ratio.high < 1.0 + SPEED.min_gain
+        if ran < rounds:
+            return known and self.job.on_cpu
+        if known:
+            return True
+        return ratio.ratio <= 1.0 + SPEED.min_gain or (ran == rounds and ratio.low > 1.0)
 
     def _time(
         self, recipes: Sequence[Recipe], rounds: int, running: SelectRemaining = keep_all
@@ -339,8 +372,12 @@ class _Confirmation:
             self.search.trials,
             self.runner,
             in_time,
-            make_runner=self.make_runner,
         )
+
+
+def _is_no_gain(ratio: Ratio) -> bool:
+    """Say whether a ratio, known as roughly as it may be, is none to recommend."""
+    return ratio.ratio <= 1.0 + SPEED.min_gain and not is_too_wide(ratio)
 
 
 def _exact_verdict(recipe: Recipe, winner: ProvenRecipe) -> Verdict | None:

@@ -6,10 +6,12 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.family import Support
 from autoprec.core.device.roofline import Bound, find_bound, min_traffic_bytes
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.measurement import Measurement
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.profile import (
     NOT_COMPARED,
     Baseline,
@@ -24,6 +26,7 @@ from autoprec.core.profile import (
 )
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_settings, name_recipe
+from autoprec.core.speed.ladder import knee_of, largest_that_ran
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Space
@@ -80,6 +83,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
         ),
         speedup=rounded(gain) if gain is not None else NOT_COMPARED,
         speedup_same_batch=None if same is None else rounded(same),
+        batch=_batch_choice(job, result, recipe, chosen),
         parity=verdict,
         checkpoint=job.checkpoint,
         trials=len(result.trials.history),
@@ -114,6 +118,34 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     )
 
 
+def _batch_choice(
+    job: TuningJob, result: TuningResult, recipe: Recipe, measured: Measurement
+) -> BatchChoice:
+    """Return what the trials tell of the batch; of parts of one that is kept, nothing."""
+    space, feeds = result.trials.space, measured.loader_feeds
+    free = space.effective_batch is None and len(space.batch_sizes) > 1
+    history, ranks = result.search.ranking or result.trials.history, space.world_size
+    knee = knee_of(history, recipe.policy.value) if free else None
+    proven = result.confirmation.proven
+    seen = None if proven is None else proven.noise_scale
+    return BatchChoice(
+        yours=result.search.baseline.effective_batch,
+        chosen=recipe.effective_batch,
+        rule=job.options.batch,
+        knee=None if knee is None else knee * ranks,
+        fits=largest_that_ran(history) * ranks if free else None,
+        loader_feeds=significant(feeds) if math.isfinite(feeds) else None,
+        noise_scale=None if seen is None else _rounded_scale(seen),
+    )
+
+
+def _rounded_scale(found: NoiseScale) -> NoiseScale:
+    at, low, high = (
+        None if each is None else significant(each) for each in (found.at, found.low, found.high)
+    )
+    return replace(found, at=at, low=low, high=high)
+
+
 def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devices: int) -> Bound:
     """Return what limits a step on each of the devices; ranks on a CPU share one."""
     task = result.preflight.task
@@ -142,9 +174,22 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devic
         bandwidth_gbps=result.preflight.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
         launch_seconds=_launch_seconds(result, recipe),
+        update_seconds=_update_seconds(task, recipe, measured),
         operator=(task.slow_operator, task.slow_operator_share) if as_described else ("", 0.0),
         curve=[] if recipe.accumulation_steps > 1 else curve,
     )
+
+
+def _update_seconds(task: TaskFacts, recipe: Recipe, measured: Measurement) -> float:
+    """Return what the update takes in a step; 0 where it runs otherwise than it was timed.
+
+    It takes no larger share of a step than of the one that it was timed in, which may have been
+    disturbed.
+    """
+    if not task.step_seconds or recipe.compile or recipe.knobs.get("fused_optimizer"):
+        return 0.0
+    share = task.update_seconds / task.step_seconds
+    return min(task.update_seconds, share * measured.step_seconds)
 
 
 def _launch_seconds(result: TuningResult, recipe: Recipe) -> float:

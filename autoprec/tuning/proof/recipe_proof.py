@@ -2,17 +2,19 @@
 
 How far a proof goes is counted in steps, never in time, and chosen once for each batch
 (`core.numerics.proof_steps`): once the first steps have passed, float32 is trained for as long as
-its loss falls, and the candidate as far. Where the first 30 steps are all, one recipe costs 110:
-the reference and two runs of 30 (four where training is not close, five with a metric), and at four
-checkpoints a step of the candidate, its float32 twin and three perturbed ones, which take no
-optimizer step. The tracer lives in a worker; only plain values come back.
+its loss falls, and the candidate as far. Where the first 30 steps are all, one recipe costs 68: the
+reference and the candidate's run of 30 (two of each where training is not close, or with a metric),
+and at four checkpoints a step of the candidate and one of float32 on another batch, which tells how
+noisy gradients are. None of those takes an optimizer step. Three perturbed ones of float32 there,
+and a perturbed training, follow only where a test fails without them. The tracer lives in a worker;
+only plain values come back.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,22 +26,18 @@ from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.curve_samples import sample_curves
 from autoprec.core.numerics.exact_settings import SettingsVerdict
-from autoprec.core.numerics.headroom import needs_later_checkpoints
-from autoprec.core.numerics.late_failures import (
-    magnitudes_grow,
-    needs_more_steps,
-    needs_second_seed,
-)
-from autoprec.core.numerics.loss_origin import above_origin
-from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
-from autoprec.core.numerics.parity import LONG_STEPS
+from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.noise_scale import NoiseScale
+from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.numerics.runnable import RunAttempt
 from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.numerics.traces import Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.errors import first_line
+from autoprec.errors import TaskError, first_line
 from autoprec.tuning.proof import loss_scale_search
+from autoprec.tuning.proof.evidence_stages import EvidenceStages
 from autoprec.tuning.proof.island_search import (
     IslandSearchResult,
     name_modules,
@@ -50,7 +48,6 @@ from autoprec.tuning.proof.island_search import (
 from autoprec.tuning.proof.recorded_runs import (
     SEEDS,
     ProofTimeout,
-    RecordedRuns,
     RunRecorder,
     float32_of,
 )
@@ -61,6 +58,9 @@ OnProgress = Callable[[str, int], None]
 
 PACE_STEPS = 9
 """The float32 steps that tell what a step costs; the first one, which builds, does not count."""
+
+PACE_SECONDS = 2.0
+"""They end after so many seconds: slow steps vary less."""
 
 STALL_FACTOR = 20.0
 """A proof that takes this many times its time budget has stalled; the rest is not covered."""
@@ -73,10 +73,11 @@ def silent(phase: str, step: int) -> None:
 class Proof:
     """Proves recipes of one task with one tracer.
 
-    `steps` is the maximum number of steps of a proof; without it, as many steps are chosen as cost
-    at most `seconds` at the speed of a float32 step, and as end before the clock reading `until`.
-    `chosen` keeps that number by batch: a repeated proof takes as many. `start` names the weights
-    that training begins with, where they are not fresh.
+    `steps` is the maximum number of steps of a proof, and `trained_batch` the batch that it trains
+    at where that is smaller than a recipe's own. Without `steps` both are chosen: a batch whose
+    float32 step is not slow, and as many steps as cost at most `seconds`, and as end before the
+    clock reading `until`. `chosen` keeps that by batch: a repeated proof takes as many. `start`
+    names the weights that training begins with, where they are not fresh.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class Proof:
         *,
         tolerance: Tolerance | None = None,
         steps: int | None = None,
+        trained_batch: int = 0,
         seconds: float | None = None,
-        chosen: MutableMapping[str, int] | None = None,
+        chosen: MutableMapping[str, ProofLength] | None = None,
         start: str = "",
         until: float = math.inf,
         on_event: OnProgress = silent,
@@ -95,13 +97,19 @@ class Proof:
         self._recorder = RunRecorder(tracer)
         self._settings = SettingsProof(tracer)
         self._tolerance = tolerance or Tolerance()
-        self._steps, self._until, self._start = steps, until, start
+        self._stages = EvidenceStages(self._recorder, self._tolerance)
+        self._steps, self._trained_batch = steps, trained_batch
+        self._until, self._start = until, start
         self._budget_seconds = proof_steps.DEFAULT_SECONDS if seconds is None else seconds
-        self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
+        self._chosen: MutableMapping[str, ProofLength] = {} if chosen is None else chosen
 
     def forget(self) -> None:
         """Record float32 again: the tracer's worker was replaced."""
         self._recorder.forget()
+
+    def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Return the gradient noise scale that the proof saw at the recipe's batch, if it did."""
+        return self._recorder.noise_scale(recipe)
 
     def prove(
         self, recipe: Recipe, *, seeds: Sequence[int] = SEEDS, until_failure: bool = False
@@ -121,16 +129,18 @@ class Proof:
             settings.verdict.verdict == "rejected" or (settings.accepted and is_exact(recipe))
         ):
             return replace(settings.verdict, seconds=time.monotonic() - started)
+        length = self._length(recipe)
         evidence = ProofEvidence(
             roundoff=_roundoff(recipe),
-            max_steps=self._max_steps(recipe),
+            max_steps=length.steps,
+            trained_batch=length.batch_size if length.batch_size < recipe.batch_size else 0,
             start=self._start,
             ranks=_describe_ranks(recipe),
             coarse=DType.FLOAT8.value if recipe.uses_float8 else "",
         )
         self._recorder.deadline = min(started + STALL_FACTOR * self._budget_seconds, self._until)
         try:
-            for reached in self._stages(recipe, evidence, seeds, until_failure):
+            for reached in self._stages.of(recipe, evidence, seeds, until_failure):
                 evidence = reached
         except ProofTimeout as timeout:
             self.forget()
@@ -163,107 +173,40 @@ class Proof:
                 self._settings.failed = False
                 self.forget()
 
-    def _stages(
-        self, recipe: Recipe, evidence: ProofEvidence, seeds: Sequence[int], until_failure: bool
-    ) -> Iterator[ProofEvidence]:
-        """Yield the evidence after each stage: same weights, first steps, longer runs."""
-        recorder = self._recorder
-        runs = recorder.reference(recipe, evidence.max_steps)
-        recorder.compare(recipe, runs)
-        first = min(proof_steps.FIRST_STEPS, runs.stopping_step(evidence.max_steps))
-        evidence = runs.compared(evidence, first)
-        yield evidence
-        missing, steps = list(evidence.not_covered), min(proof_steps.SHORT_STEPS, first)
-        check = judging.check_first_steps(evidence, self._tolerance)
-        if any(each.loss is None for each in evidence.comparisons):
-            missing.append("trainings (the loss is not finite already)")
-            seeds = ()
-        elif seeds and check.undecided in judging.DECIDED_BY_LONG_RUN:
-            seeds, steps = seeds[-1:], LONG_STEPS * steps // proof_steps.SHORT_STEPS
-        elif until_failure and not check.passed and not check.undecided:
-            missing.append("trainings (it differs at the same weights already)")
-            seeds = ()
-        elif until_failure and not judging.check_all_buffers(evidence, self._tolerance).passed:
-            missing.append("trainings (it leaves other buffers already)")
-            seeds = ()
-        elif check.passed and needs_later_checkpoints(evidence.comparisons):
-            later, seeds = recorder.compare_late(recipe), seeds[:1]
-            evidence = replace(evidence, headroom_comparisons=later)
-        evidence = replace(evidence, not_covered=tuple(missing))
-        longest = first if check.passed else steps
-        for seed in seeds:
-            run = recorder.seed_run(
-                recipe, runs, seed, steps, longest if seed == SEEDS[0] else steps
-            )
-            evidence = replace(evidence, runs=(*evidence.runs, run))
-            decided = check.passed and not check.undecided and runs.reference.metric is None
-            if decided and judging.stays_close(above_origin(evidence).runs[-1], self._tolerance):
-                break
-        yield evidence
-        if seeds:
-            yield from self._longer_runs(recipe, evidence, runs)
-
-    def _longer_runs(
-        self, recipe: Recipe, evidence: ProofEvidence, runs: RecordedRuns
-    ) -> Iterator[ProofEvidence]:
-        """Yield the evidence of longer runs of a recipe that passed so far.
-
-        It is followed for as long as float32's loss falls, and over both seeds where it seems to
-        break. Where both lean the same way, but too little to tell, they go to the maximum steps,
-        and so does a recipe for which `needs_longest_run` says so at the same weights.
-
-        Gradients that overflow need no float32 to be compared with: there float16 continues alone,
-        and to the maximum steps where a step was skipped or the scale is near its limit.
-        """
-        if not judging.judge(evidence, self._tolerance).accepted:
-            return
-        recorder, most = self._recorder, evidence.max_steps
-        steps = min(proof_steps.FIRST_STEPS, runs.stopping_step(most))
-        if recipe.loss_scale is not None:
-            alone = max(steps, loss_scale_search.confirmation_steps(most))
-            run = recorder.candidate_run(recipe, runs, SEEDS[0], alone)
-            grows = magnitudes_grow((*evidence.comparisons, *evidence.late_comparisons))
-            if run.skipped or grows or is_near_limit(recipe.loss_scale):
-                run = recorder.candidate_run(recipe, runs, SEEDS[0], most)
-            evidence = replace(evidence, candidate_run=run)
-            yield evidence
-        if not proof_steps.has_ended(runs.reference.losses, most):
-            recorder.extend(recipe, runs, most, stop_at_plateau=True)
-        steps = runs.stopping_step(most)
-        evidence = runs.compared(evidence, steps)
-        if steps < most and judging.needs_longest_run(evidence, self._tolerance):
-            if len(runs.reference.losses) < most:
-                recorder.extend(recipe, runs, most, stop_at_plateau=False)
-            steps = min(most, len(runs.reference.losses))
-            evidence = runs.compared(evidence, steps)
-        if steps <= proof_steps.SHORT_STEPS:
-            return
-        long = recorder.long_run(recipe, runs, SEEDS[0], steps, noisy=False)
-        evidence = replace(evidence, long_runs=(long,))
-        yield evidence
-        if not needs_second_seed(above_origin(evidence).long_runs[0], self._tolerance):
-            return
-        for length in (steps, most):
-            both = [recorder.long_run(recipe, runs, seed, length, noisy=True) for seed in SEEDS]
-            evidence = replace(evidence, long_runs=tuple(both))
-            yield evidence
-            if not needs_more_steps(above_origin(evidence).long_runs, self._tolerance):
-                return
-
-    def _max_steps(self, recipe: Recipe) -> int:
-        """Return the maximum steps of a proof at the recipe's batch, chosen once."""
+    def _length(self, recipe: Recipe) -> ProofLength:
+        """Return how far a proof of the recipe may go, and at which batch, chosen once."""
+        own = recipe.batch_size
         if self._steps is not None:
-            return self._steps
-        batch = f"{recipe.batch_size}x{recipe.accumulation_steps}"
-        steps = self._chosen.get(batch)
-        if steps is None:
-            run = self._tracer.trajectory(
-                recipe=float32_of(recipe), seed=SEEDS[0], steps=PACE_STEPS
-            )
+            return ProofLength(self._steps, min(self._trained_batch or own, own))
+        batch = f"{own}x{recipe.accumulation_steps}"
+        length = self._chosen.get(batch)
+        if length is None:
+            step = single = self._pace(recipe).seconds_per_step
+            smaller = proof_steps.check_batch(own, single)
+            paced = self._pace_at(recipe, smaller) if smaller < own else None
+            if paced is not None:
+                own, step = smaller, paced
             left = max(0.0, min(self._budget_seconds, self._until - time.monotonic()))
-            steps = proof_steps.affordable_steps(run.seconds_per_step, left)
-            self._chosen[batch] = steps
-        return steps
+            length = ProofLength(proof_steps.affordable_steps(step, left, single), own)
+            self._chosen[batch] = length
+        return length
+
+    def _pace(self, recipe: Recipe) -> Trajectory:
+        """Train float32 for a few steps at the recipe's batch."""
+        return self._tracer.trajectory(
+            recipe=float32_of(recipe), seed=SEEDS[0], steps=PACE_STEPS, seconds=PACE_SECONDS
+        )
+
+    def _pace_at(self, recipe: Recipe, batch_size: int) -> float | None:
+        """Return the seconds of a float32 step at a smaller batch; None where it does not train."""
+        try:
+            run = self._pace(replace(recipe, batch_size=batch_size))
+        except Exception as error:
+            if not (isinstance(error, TaskError) or raised_by_recipe(error)):
+                raise
+            self.forget()
+            return None
+        return run.seconds_per_step if run.finite else None
 
     def tune_loss_scale(self, recipe: Recipe) -> tuple[LossScale, ScaleEvidence]:
         """Choose a float16 recipe's initial loss scale; see `loss_scale_search.tune_loss_scale`.
@@ -271,11 +214,11 @@ class Proof:
         The reference runs first, so that gradients are measured along the training as well. Code
         that raises under the recipe gets the default scale: rejecting it is left to the proof.
         """
-        most = self._max_steps(recipe)
-        runs = self._recorder.reference(recipe, most)
+        length = self._length(recipe)
+        runs = self._recorder.reference(recipe, length)
         try:
             scale, evidence, run = loss_scale_search.tune_loss_scale(
-                recipe, self._tracer, max_steps=most
+                replace(recipe, batch_size=length.batch_size), self._tracer, max_steps=length.steps
             )
         except Exception as error:
             if not raised_by_recipe(error):
@@ -339,9 +282,12 @@ class Proof:
         candidate = replace(recipe, float32_modules=(*recipe.float32_modules, *paths))
         if recipe.loss_scale is None:
             return candidate
-        self._recorder.reference(recipe, self._max_steps(recipe))
+        length = self._length(recipe)
+        self._recorder.reference(recipe, length)
         try:
-            scale = loss_scale_search.loss_scale_from_backward(candidate, self._tracer)
+            scale = loss_scale_search.loss_scale_from_backward(
+                replace(candidate, batch_size=length.batch_size), self._tracer
+            )
         except Exception as error:
             if not raised_by_recipe(error):
                 raise

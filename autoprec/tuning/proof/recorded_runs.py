@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.noise_scale import NoiseScale, noise_scale
 from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
@@ -39,13 +40,14 @@ class ProofTimeout(Exception):
 
 @dataclass
 class RecordedRuns:
-    """The runs recorded at one batch: float32's, plain and perturbed, and one candidate's.
+    """The runs recorded for one batch: float32's, plain and perturbed, and one candidate's.
 
-    Runs are kept by seed, the longest of each; `comparisons` and `noise` are at the checkpoints of
-    `reference`.
+    They train on batches of `batch_size` samples. Runs are kept by seed, the longest of each;
+    `comparisons` and `noise` are at the checkpoints of `reference`.
     """
 
     reference: Trajectory
+    batch_size: int
     noise: tuple[NoisyStep, ...] | None = None
     plain: dict[int, Trajectory] = field(default_factory=dict)
     noisy: dict[int, Trajectory] = field(default_factory=dict)
@@ -61,9 +63,11 @@ class RecordedRuns:
         return proof_steps.stopping_step(self.reference.losses, max_steps)
 
     def compared(self, evidence: ProofEvidence, steps: int) -> ProofEvidence:
-        """Return the evidence with the comparisons at the checkpoints below `steps`."""
+        """Return the evidence with the comparisons at the checkpoints below `steps`.
+
+        What noise does there is not in it.
+        """
         comparisons = [each for each in self.comparisons if each.step < steps]
-        noise = [each for each in self.noise or () if each.step < steps]
         missing = _missing_checkpoints(comparisons, steps)
         if comparisons and not any(each.gradient_seen for each in comparisons):
             missing.append("gradients (the training step shows none)")
@@ -72,8 +76,8 @@ class RecordedRuns:
             evidence,
             comparisons=tuple(each for each in comparisons if each.step < short),
             late_comparisons=tuple(each for each in comparisons if each.step >= short),
-            noise=tuple(each for each in noise if each.step < short),
-            late_noise=tuple(each for each in noise if each.step >= short),
+            noise=(),
+            late_noise=(),
             float32_losses=self.reference.losses[:steps],
             not_covered=tuple(missing),
             notes=_notes(self.reference),
@@ -88,33 +92,58 @@ class RunRecorder:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._batch: tuple[int, int] | None = None
+        self._batch: tuple[int, int, int] | None = None
         self._runs: RecordedRuns | None = None
+        self._noise_shares: dict[int, tuple[int, dict[int, float | None]]] = {}
         self.deadline = math.inf
 
     def forget(self) -> None:
         """Forget all runs: the tracer lost its checkpoints."""
         self._batch = self._runs = None
 
-    def reference(self, recipe: Recipe, max_steps: int) -> RecordedRuns:
-        """Return the float32 run at the recipe's batch, with its checkpoints in the tracer.
+    def reference(self, recipe: Recipe, length: proof_steps.ProofLength) -> RecordedRuns:
+        """Return the float32 run for the recipe's batch, with its checkpoints in the tracer.
 
         The tracer keeps the checkpoints of the last call only.
         """
-        batch = (recipe.batch_size, recipe.accumulation_steps)
+        batch = (recipe.batch_size, recipe.accumulation_steps, length.batch_size)
         if self._runs is None or self._batch != batch:
             self.forget()
-            reference = self._record(recipe, min(proof_steps.FIRST_STEPS, max_steps))
-            _check_finite(reference, recipe)
+            steps = min(proof_steps.FIRST_STEPS, length.steps)
+            reference = self._record(recipe, length.batch_size, steps)
+            _check_finite(reference, replace(recipe, batch_size=length.batch_size))
             self._batch = batch
-            self._runs = RecordedRuns(reference, plain={SEEDS[0]: reference})
+            self._runs = RecordedRuns(reference, length.batch_size, plain={SEEDS[0]: reference})
         return self._runs
 
     def compare(self, recipe: Recipe, runs: RecordedRuns) -> None:
-        """Compare the recipe with float32 at every checkpoint; measure what noise does there."""
+        """Compare the recipe with float32 at every checkpoint."""
         runs.comparisons = self._tracer.compare_steps(recipe=recipe)
-        if runs.noise is None and not any(each.loss is None for each in runs.comparisons):
+        batch = gradient_batch(recipe, runs.batch_size)
+        shares = {each.step: each.noise_share for each in runs.comparisons}
+        _, known = self._noise_shares.get(recipe.batch_size, (batch, {}))
+        self._noise_shares[recipe.batch_size] = (batch, known | shares)
+
+    def with_noise(self, evidence: ProofEvidence, runs: RecordedRuns) -> ProofEvidence:
+        """Return the evidence with what noise does at its checkpoints, measured once."""
+        if evidence.noise:
+            return evidence
+        if runs.noise is None:
             runs.noise = self._tracer.noise(draws=NOISE_DRAWS)
+        early, late = (
+            {point.step for point in points}
+            for points in (evidence.comparisons, evidence.late_comparisons)
+        )
+        return replace(
+            evidence,
+            noise=tuple(each for each in runs.noise if each.step in early),
+            late_noise=tuple(each for each in runs.noise if each.step in late),
+        )
+
+    def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Return the gradient noise scale that float32 showed at the recipe's batch, if it did."""
+        batch, shares = self._noise_shares.get(recipe.batch_size, (1, {}))
+        return noise_scale(sorted(shares.items()), batch)
 
     def extend(
         self, recipe: Recipe, runs: RecordedRuns, max_steps: int, *, stop_at_plateau: bool
@@ -123,7 +152,9 @@ class RunRecorder:
 
         Where float32 itself stops being finite, the comparisons before that are all there are.
         """
-        reference = self._record(recipe, max_steps, stop_at_plateau=stop_at_plateau)
+        reference = self._record(
+            recipe, runs.batch_size, max_steps, stop_at_plateau=stop_at_plateau
+        )
         if not reference.finite:
             self.forget()
             return
@@ -131,10 +162,13 @@ class RunRecorder:
         runs.noise = None
         self.compare(recipe, runs)
 
-    def _record(self, recipe: Recipe, steps: int, *, stop_at_plateau: bool = True) -> Trajectory:
+    def _record(
+        self, recipe: Recipe, batch_size: int, steps: int, *, stop_at_plateau: bool = True
+    ) -> Trajectory:
         """Train float32 for `steps`, or while its loss falls; keep weights at the checkpoints."""
         reference = self._tracer.reference(
-            batch_size=recipe.batch_size,
+            batch_size=batch_size,
+            compared_batch=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             steps=steps,
             checkpoints=proof_steps.checkpoint_steps(steps),
@@ -148,12 +182,13 @@ class RunRecorder:
             raise ProofTimeout("everything", done)
         return reference
 
-    def compare_late(self, recipe: Recipe) -> tuple[StepComparison, ...]:
+    def compare_late(self, recipe: Recipe, runs: RecordedRuns) -> tuple[StepComparison, ...]:
         """Compare at later steps: magnitudes that grow may stop growing before they overflow."""
         self.forget()
         steps = LATE_CHECK_STEPS[-1] + 1
         run = self._tracer.reference(
-            batch_size=recipe.batch_size,
+            batch_size=runs.batch_size,
+            compared_batch=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             steps=steps,
             checkpoints=LATE_CHECK_STEPS,
@@ -166,38 +201,27 @@ class RunRecorder:
         self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int, longest: int
     ) -> SeedRun:
         """Return one seed's first `steps`; the candidate trains for its `longest` run at once."""
-        # Noise does much the same to the loss of every seed, but a metric of few samples jumps.
-        calibrating = not runs.noisy or seed in runs.noisy
-        calibrating = runs.reference.metric is not None or (
-            calibrating and steps <= proof_steps.SHORT_STEPS
-        )
         run = self.candidate_run(recipe, runs, seed, max(steps, longest))
-        return self._paired(recipe, runs, run, seed, steps, noisy=calibrating)
+        return self._paired(recipe, runs, run, seed, steps)
 
-    def long_run(
-        self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int, *, noisy: bool
-    ) -> SeedRun:
-        """Return one seed's run of `steps`, with a perturbed float32 run if `noisy`."""
+    def long_run(self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int) -> SeedRun:
+        """Return one seed's run of `steps`."""
         run = self.candidate_run(recipe, runs, seed, steps)
-        return self._paired(recipe, runs, run, seed, steps, noisy=noisy)
+        return self._paired(recipe, runs, run, seed, steps)
+
+    def with_noisy_run(self, recipe: Recipe, runs: RecordedRuns, pair: SeedRun) -> SeedRun:
+        """Return one seed's runs with a perturbed float32 run of the same length."""
+        seed, steps = pair.candidate.seed, len(pair.reference.losses)
+        trained = replace(recipe, batch_size=runs.batch_size)
+        noisy = self._float32(runs.noisy, trained, seed, steps, noisy=True)
+        return replace(pair, noisy=_truncated(noisy, steps))
 
     def _paired(
-        self,
-        recipe: Recipe,
-        runs: RecordedRuns,
-        run: Trajectory,
-        seed: int,
-        steps: int,
-        *,
-        noisy: bool,
+        self, recipe: Recipe, runs: RecordedRuns, run: Trajectory, seed: int, steps: int
     ) -> SeedRun:
-        plain = self._float32(runs.plain, recipe, seed, steps, noisy=False)
-        noise = self._float32(runs.noisy, recipe, seed, steps, noisy=True) if noisy else None
-        return SeedRun(
-            _truncated(plain, steps),
-            _truncated(run, steps),
-            None if noise is None else _truncated(noise, steps),
-        )
+        trained = replace(recipe, batch_size=runs.batch_size)
+        plain = self._float32(runs.plain, trained, seed, steps, noisy=False)
+        return SeedRun(_truncated(plain, steps), _truncated(run, steps))
 
     def candidate_run(
         self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int
@@ -206,7 +230,8 @@ class RunRecorder:
         if runs.candidate != recipe:
             runs.candidate, runs.candidate_runs = recipe, {}
         if _is_shorter(runs.candidate_runs, seed, steps):
-            runs.candidate_runs[seed] = self._train(recipe, seed, steps)
+            trained = replace(recipe, batch_size=runs.batch_size)
+            runs.candidate_runs[seed] = self._train(trained, seed, steps)
         return runs.candidate_runs[seed]
 
     def _float32(
@@ -228,6 +253,12 @@ class RunRecorder:
         if math.isinf(self.deadline):
             return None
         return max(0.0, self.deadline - time.monotonic())
+
+
+def gradient_batch(recipe: Recipe, micro_batch: int) -> int:
+    """Return the samples of one backward pass: a micro-batch of every rank."""
+    ranks = recipe.distributed
+    return micro_batch * (1 if ranks is None else ranks.world_size)
 
 
 def float32_of(recipe: Recipe) -> Recipe:

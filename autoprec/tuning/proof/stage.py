@@ -15,21 +15,14 @@ from autoprec.core.numerics.reference_recipe import (
     settings_of,
 )
 from autoprec.core.recipe_words import name_recipe
-from autoprec.core.speed.space import BATCH, Space, point_key
-from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.space import BATCH, Space
+from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.stored_verdicts import Prover
 from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
-from autoprec.tuning.time_limit import PROOF_SHARE
-
-#: A recipe below this share of the fastest proven recipe's speed is not proven: the search's own
-#: errors are a few per cent.
-_MIN_SPEED_SHARE = 0.85
-
-#: What the shortest proof takes, in float32 steps at the recipe's batch, with a margin: where
-#: single steps and noise took about 30, 8 steps of training from two seeds no longer fitted.
-_SHORTEST_PROOF_STEPS = 80
+from autoprec.tuning.time_limit import PROOF_SHARE, SHORTEST_PROOF_STEPS
 
 
 def run_proofs(
@@ -37,21 +30,17 @@ def run_proofs(
     preflight: PreflightResult,
     search: SearchResult,
     prover: Prover,
-    before: ProofResult | None = None,
 ) -> ProofResult:
-    """Prove the fastest recipe of every policy that may be chosen and could win, fastest first.
+    """Prove the fastest recipe of a policy, the fastest policy first, until one passes.
 
-    A proof costs as much as the search, so a recipe clearly slower than one that passed is not
-    proven. What was proven `before` the search ran again stays proven. Raises `NoFeasibleRecipe`
-    where nothing passes.
+    A proof costs as much as the search, so nothing slower than what passed is proven. Raises
+    `NoFeasibleRecipe` where nothing passes.
     """
-    result = ProofResult(seconds=0.0 if before is None else before.seconds)
+    result = ProofResult()
     allowed = job.options.policies or preflight.space.policies
     for policy in sorted(preflight.space.policies, key=lambda each: -_best_rate(search, each)):
         if policy in allowed:
             result = _prove_policy(job, policy, search, prover, result)
-    if before is not None:
-        result = _keep_proven(before, search, prover, result)
     if not result.proven:
         refusals = (*preflight.refusals, *search.refusals, *result.refusals)
         reasons = "; ".join(f"{each.candidate}: {each.reason}" for each in refusals)
@@ -80,17 +69,6 @@ def replace_finalist(
     return replace(proved, proven=(*result.proven, *new))
 
 
-def _keep_proven(
-    before: ProofResult, search: SearchResult, prover: Prover, result: ProofResult
-) -> ProofResult:
-    """Add what was proven before, at its present speed, except what failed since."""
-    space, known = search.trials.space, {each.recipe.key() for each in result.proven}
-    others = [each.recipe for each in before.proven if each.recipe.key() not in known]
-    points = {point_key(space.point(recipe)) for recipe in others}
-    kept = [each for each in search.ranking if each.rate > 0 and point_key(each.point) in points]
-    return _prove_all(kept, prover, result)[0]
-
-
 def _prove_policy(
     job: TuningJob, policy: Policy, search: SearchResult, prover: Prover, result: ProofResult
 ) -> ProofResult:
@@ -100,17 +78,13 @@ def _prove_policy(
     if not best:
         return _refused(result, policy, _why_none_measured(own))
     floor = _best_rate(search, Policy.FLOAT32) if job.float32_allowed else 0.0
-    if policy is not Policy.FLOAT32 and best[0].rate < MAY_BE_FASTEST_SHARE * floor:
+    if policy is not Policy.FLOAT32 and best[0].rate < floor:
         return _refused(result, policy, _why_too_slow(search, best[0], own))
-    floor = _MIN_SPEED_SHARE * max((each.rate for each in result.proven), default=0.0)
+    floor = max((each.rate for each in result.proven), default=0.0)
     if job.deadline.passed(PROOF_SHARE):
         return _without_time(policy, own, space, floor, prover, result)
     timely, result = _provable_in_time(job, policy, search, own, result)
-    # Where the re-ranking decided which recipe is the fastest, one is proven, else the best two.
-    count = 1 if search.ranking != search.trials.history else 2
-    leaders = shortlist(timely, space, count=count)
-    near = [each for each in leaders if each.rate >= MAY_BE_FASTEST_SHARE * leaders[0].rate]
-    leading = [each for each in near if each.rate >= floor]
+    leading = [each for each in shortlist(timely, space, count=1) if each.rate >= floor]
     fast = [each for each in timely if each.rate >= floor]
     return _prove_first_healthy(leading, fast, space, prover, result)
 
@@ -167,7 +141,7 @@ def _provable_in_time(
     the result with what was left out.
     """
     float32 = _best_rate(search, Policy.FLOAT32)
-    samples = job.deadline.left(PROOF_SHARE) * float32 / _SHORTEST_PROOF_STEPS
+    samples = job.deadline.left(PROOF_SHARE) * float32 / SHORTEST_PROOF_STEPS
     space = search.trials.space
     timely = [
         outcome
@@ -175,7 +149,7 @@ def _provable_in_time(
         if int(outcome.point[BATCH]) <= samples or is_exact(space.recipe(outcome.point))
     ]
     fastest, kept = shortlist(own, space, count=1), shortlist(timely, space, count=1)
-    if kept == fastest or not kept or kept[0].rate < MAY_BE_FASTEST_SHARE * float32:
+    if kept == fastest or not kept or kept[0].rate < SPEED.may_be_fastest_share * float32:
         return own, result
     left_out = f"the proof of {name_recipe(space.recipe(fastest[0].point))}, which is faster"
     return timely, replace(result, not_covered=(*result.not_covered, left_out))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywhere
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
@@ -34,21 +36,22 @@ from autoprec.workers.runner import (
 )
 
 
-class StoredProofSteps(MutableMapping[str, int]):
-    """The steps of a study's proofs, by batch, so that a resumed tuning takes as many."""
+class StoredProofLengths(MutableMapping[str, ProofLength]):
+    """How long a study's proofs are, by batch, so that a resumed tuning's are as long."""
 
     def __init__(self, study: Study, options: Options) -> None:
         self._study = study
-        self._name = f"proof steps:{options.proof_seconds!r}:{options.time_limit!r}"
+        self._name = f"proof lengths:{options.proof_seconds!r}:{options.time_limit!r}"
 
-    def _all(self) -> dict[str, int]:
+    def _all(self) -> dict[str, tuple[int, int]]:
         return dict(self._study.notes().get(self._name, {}))
 
-    def __getitem__(self, batch: str) -> int:
-        return self._all()[batch]
+    def __getitem__(self, batch: str) -> ProofLength:
+        return ProofLength(*self._all()[batch])
 
-    def __setitem__(self, batch: str, steps: int) -> None:
-        self._study.remember(self._name, self._all() | {batch: steps})
+    def __setitem__(self, batch: str, length: ProofLength) -> None:
+        kept = {batch: (length.steps, length.batch_size)}
+        self._study.remember(self._name, self._all() | kept)
 
     def __delitem__(self, batch: str) -> None:
         self._study.remember(self._name, {b: n for b, n in self._all().items() if b != batch})
@@ -62,7 +65,7 @@ class StoredProofSteps(MutableMapping[str, int]):
 
 @dataclass(frozen=True)
 class ProofAttempt:
-    """A recipe's proof: the proven recipe, or why it was refused; `seconds` is what it cost.
+    """A recipe's proof: the proven recipe, or why it was refused; `seconds` is all that it took.
 
     Neither is set for a recipe that an earlier run of the tuning refused. `guilty` are the
     settings of it that change what float32 computes.
@@ -88,14 +91,13 @@ class Prover:
         self._deadline = job.deadline
         self._study, self._runner = study, runner
         self._searched, self._units = preflight.space, preflight.task.units
-        self._seconds = 0.0
         self._attempts: dict[str, ProofAttempt] = {}
         self._proof = Proof(
             RemoteTracer(runner),
             tolerance=Tolerance().scaled(job.options.tolerance),
             steps=job.options.proof_steps,
             seconds=job.options.proof_seconds,
-            chosen=StoredProofSteps(study, job.options),
+            chosen=StoredProofLengths(study, job.options),
             start="" if job.checkpoint is None else job.checkpoint.file,
             until=job.deadline.end_of(PROOF_SHARE),
             on_event=self._report_progress,
@@ -125,17 +127,22 @@ class Prover:
         if known is not None:
             accepted = known.verdict.accepted or self._drifts(known.verdict)
             return ProofAttempt(_at_rate(known, rate, seconds) if accepted else None)
-        self._seconds = 0.0
+        started = time.monotonic()
         try:
             attempt = self._prove_retrying(recipe, rate, seconds)
         except WorkerFailure as failure:
             raise_unrelated(failure)
             self._proof.forget()
             reason = f"the proof ended with {failure.kind}: {failure.message[:200]}"
-            return replace(self._refuse(recipe, reason), seconds=self._seconds)
+            attempt = self._refuse(recipe, reason)
+            return replace(attempt, seconds=time.monotonic() - started)
+        attempt = replace(attempt, seconds=time.monotonic() - started)
+        if attempt.proven is not None:
+            seen = self._proof.noise_scale(recipe)
+            attempt = replace(attempt, proven=replace(attempt.proven, noise_scale=seen))
         self._keep(recipe, attempt.proven)
         self._explain(recipe if attempt.proven is None else attempt.proven.recipe)
-        return replace(attempt, seconds=self._seconds)
+        return attempt
 
     def forget(self) -> None:
         """Release the memory that proofs hold in the worker."""
@@ -197,7 +204,6 @@ class Prover:
 
     def _judge(self, recipe: Recipe) -> Verdict:
         verdict = self._proof.prove(recipe)
-        self._seconds += verdict.seconds
         left = f" (not covered: {'; '.join(verdict.not_covered)})" if verdict.not_covered else ""
         self._listener(Judged(recipe, verdict.verdict, verdict.reason + left))
         return verdict

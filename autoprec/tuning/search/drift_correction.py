@@ -3,9 +3,14 @@
 A machine that slows down during a search (its clock drops, another process starts) would make late
 recipes look worse than early ones. On shared machines, though, most disturbances last seconds, and
 correcting for one of those would be an error of its own. So a change counts only when two
-consecutive timings show it, beyond their intervals, with a trial between them. While a large change
-counts, the baseline is timed after every trial, and a trial is not corrected for a disturbance that
-has ended by then: the recipe that ran just after a disturbance must not come out fastest.
+consecutive timings show it, beyond what sessions of one recipe differ by, with a trial between
+them. While a change counts, the baseline is timed after every trial, and a trial is not corrected
+for a disturbance that has ended by then: the recipe that ran just after a disturbance must not come
+out fastest.
+
+What the baseline is compared with is all that the search compares with it: its first timings are
+replicates of one trial (see `trial_results.combined`), none of which is preferred for being the
+fastest. Taking the fastest would make every later one look like a slower machine.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from autoprec.core.measurement import Measurement
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, ran
@@ -26,9 +31,9 @@ from autoprec.workers.runner import Runner, run_trial
 #: seconds, or this many times what the last timing cost.
 _FIRST_CHECK_SECONDS, _CHECK_SECONDS, _CHECK_COST_MULTIPLE = 6.0, 20.0, 20.0
 
-#: A larger change (natural logarithm of the ratio) is confirmed by another timing; while a larger
-#: drift lasts, the baseline is timed after each trial.
-_LOG_THRESHOLD = 0.1
+#: Timings of the baseline beyond its trial that count as its replicates: one, and another where the
+#: first two show different speeds.
+_MOST_REPLICATES = 2
 
 _BUDGET = TimingBudget(seconds=0.5, min_steps=4, max_steps=40)
 
@@ -37,12 +42,15 @@ class DriftMonitor:
     """Tracks how fast the baseline runs now, relative to its first timings."""
 
     def __init__(
-        self, job: TuningJob, space: Space, clock: Callable[[], float] = time.monotonic
+        self,
+        job: TuningJob,
+        space: Space,
+        keep: Callable[[Outcome], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._job, self._space, self._clock = job, space, clock
+        self._job, self._space, self._keep, self._clock = job, space, keep, clock
         self._next_check: float | None = None
-        self._first_check = False
-        self._reference: Measurement | None = None
+        self._replicates_left = 0
         self._last_observed = 1.0
         self.drift = 1.0
 
@@ -50,12 +58,13 @@ class DriftMonitor:
         """Return the drift; time the baseline again where its last timing is old.
 
         `first` is the baseline's trial; None where it is about to be timed for the first time. Soon
-        after that it is timed once more, and the faster of the two becomes the reference. Later a
-        timing is old after 20 s or twenty times its own cost, and after the next trial where it
-        showed an unconfirmed change.
+        after that it is timed once more, and `keep` is told that replicate. Later a timing is old
+        after 20 s or twenty times its own cost, and after the next trial where it showed an
+        unconfirmed change.
         """
         if first is None:
-            self._next_check, self._first_check = self._clock() + _FIRST_CHECK_SECONDS, True
+            self._next_check = self._clock() + _FIRST_CHECK_SECONDS
+            self._replicates_left = _MOST_REPLICATES
             return 1.0
         if first.measurement is None or first.rate <= 0:
             return 1.0
@@ -78,7 +87,7 @@ class DriftMonitor:
     def drift_of_trial(self, runner: Runner, first: Outcome | None) -> float:
         """Return the drift for the trial that just ran; a large one is measured again first."""
         before = self.drift
-        if first is None or abs(math.log(before)) <= _LOG_THRESHOLD:
+        if first is None or abs(math.log(before)) <= SPEED.drift_log_threshold:
             return before
         after = self._check_now(runner, first)
         # While the drift is large, the baseline is timed after each trial and not before the next.
@@ -88,14 +97,15 @@ class DriftMonitor:
     def _check_now(self, runner: Runner, first: Outcome) -> float:
         """Time the baseline, accept a change that this confirms, and return the observed drift."""
         began = self._clock()
-        assert first.measurement is not None
-        reference = self._reference or first.measurement
         again = self._time_baseline(runner, first)
-        if again is not None and self._first_check:
-            reference = min(reference, again, key=lambda m: m.step_seconds)
-        self._first_check, self._reference = False, reference
-        observed = self.drift if again is None else drift_between(reference, again)
-        unconfirmed = self._confirm_change(observed)
+        observed = self.drift if again is None else drift_between(first, again)
+        if again is not None and self._replicates_left:
+            self._keep(again)
+            unconfirmed = observed != 1.0 and self._replicates_left == _MOST_REPLICATES
+            self._replicates_left = 1 if unconfirmed else 0
+            observed = 1.0
+        else:
+            unconfirmed = self._confirm_change(observed)
         ended = self._clock()
         self._next_check = (
             ended
@@ -104,12 +114,12 @@ class DriftMonitor:
         )
         return observed
 
-    def _time_baseline(self, runner: Runner, first: Outcome) -> Measurement | None:
+    def _time_baseline(self, runner: Runner, first: Outcome) -> Outcome | None:
         recipe = self._space.recipe(first.point)
         seed = self._job.options.seed
         run = partial(run_trial, runner, first.point, recipe, seed=seed, budget=_BUDGET)
         again = self._job.contention_monitor.undisturbed(run, lambda: runner.pids, ran)
-        return again.measurement if again.rate > 0 else None
+        return again if again.rate > 0 else None
 
     def _confirm_change(self, observed: float) -> bool:
         """Accept the smaller of two consecutive changes; say whether one alone is unconfirmed."""
@@ -117,11 +127,10 @@ class DriftMonitor:
         if not min(both) <= self.drift <= max(both):
             self.drift = min(both, key=lambda drift: abs(math.log(drift / self.drift)))
             return False
-        return abs(math.log(observed / self.drift)) > _LOG_THRESHOLD
+        return abs(math.log(observed / self.drift)) > SPEED.drift_log_threshold
 
 
-def drift_between(first: Measurement, again: Measurement) -> float:
-    """Return how fast a recipe ran the second time, relative to the first; 1 within their noise."""
-    if again.low <= first.high and first.low <= again.high:
-        return 1.0
-    return again.samples_per_second / first.samples_per_second
+def drift_between(first: Outcome, again: Outcome) -> float:
+    """Return how fast a recipe ran the second time, relative to the first; 1 within the noise."""
+    ratio = again.rate / first.rate
+    return 1.0 if abs(math.log(ratio)) <= SPEED.drift_log_threshold else ratio

@@ -15,11 +15,10 @@ from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.consistency import rate_changed
 from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out, with_room_to_grow
 from autoprec.core.speed.keep_memory import describe_gain, start_point
-from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.core.speed.trial_results import Outcome, Status, ran
+from autoprec.core.speed.trial_results import Outcome, Status, ran, setup_seconds
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.needed_islands import (
@@ -28,7 +27,6 @@ from autoprec.tuning.needed_islands import (
     with_needed_islands,
 )
 from autoprec.tuning.search.drift_correction import DriftMonitor
-from autoprec.tuning.search.reranking_rounds import forget_reranking
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
@@ -38,6 +36,9 @@ _MAX_REPEATS = 20
 
 #: Share of a worker's memory limit that a trial may be expected to need.
 _MEMORY_SHARE = 0.95
+
+#: The most steps of a trial: half a second of steps that take half a millisecond.
+_MOST_STEPS = 1000
 
 #: Trials of Optuna's samplers where `trials` is not set.
 _DEFAULT_SAMPLER_TRIALS = 40
@@ -51,7 +52,7 @@ def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
 
 
 class Search:
-    """The search of one tuning; each `run` continues from the state of its study.
+    """The search of one tuning, which continues from the state of its study.
 
     Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
     it does becomes the baseline (`fitting_baseline` of the history tells which). Where a policy
@@ -73,9 +74,8 @@ class Search:
         self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
         self._clock, self._began = clock, clock()
-        self._drift_monitor = DriftMonitor(job, space)
-        self._ended = False
-        self.time_limit_reached = False
+        self._drift_monitor = DriftMonitor(job, space, self._keep)
+        self.not_covered: tuple[str, ...] = ()
 
     @property
     def space(self) -> Space:
@@ -97,62 +97,60 @@ class Search:
         first = outcome_at(history, start_point(space, settled, history))
         self._job.listener(Stage("search", "the baseline again, to compare earlier trials by"))
         runner.load()
-        monitor = DriftMonitor(self._job, space)
+        monitor = DriftMonitor(self._job, space, self._keep)
         drift = monitor.measure_since_resume(runner, first or plain)
         alone = first is None and self._job.options.sampler == "cost"
         again = rate_changed(1.0, drift) or (alone and drift != 1.0)
         if again:
             study.forget_trials()
-            forget_reranking(study)
         elif first is not None:
             self._drift_monitor = monitor
         if drift != 1.0:
             note = _pace_change_note(drift, again)
             self._job.listener(Note(note, warning=rate_changed(1.0, drift)))
 
-    def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
-        """Measure recipes until none is worth its time; return every outcome, oldest first.
-
-        For recipes that were re-ranked in `reranking` the rates measured there count. Run again
-        after a re-ranking, the search tries only recipes that are expected to be faster;
-        exploration is over.
-        """
+    def run(self, runner: Runner) -> tuple[Outcome, ...]:
+        """Measure recipes until none is worth its time; return every outcome, oldest first."""
         job, study, space = self._job, self._study, self._space
-        if self._ended and job.options.sampler != "cost":
-            return study.history()  # the other samplers do not learn from corrected rates
-        stage = Stage("search", f"{len(space.points())} recipes")
-        if not self._ended:
-            job.listener(stage)
-        repeats, resumed = 0, False
+        self._began = self._clock()
+        job.listener(Stage("search", f"{len(space.points())} recipes"))
+        repeats = 0
         while True:
-            measured = study.history()
-            history = reranking.corrected(measured)
+            history = study.history()
             settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
-                return measured
+                return history
             over = self._time_limit_reached() if history else None
-            self.time_limit_reached = self.time_limit_reached or bool(over and not self._ended)
-            decision = over or _decide(job, space, settled, history, repeats, not self._ended)
+            decision = over or _decide(job, space, settled, history, repeats)
             if isinstance(decision, Stop):
-                self._ended = True
-                if resumed or not reranking.trials:
-                    job.listener(Note(f"the search ends: {decision.reason}"))
-                return measured
+                self.not_covered = self._left_out(history, out_of_time=over is not None)
+                job.listener(Note(f"the search ends: {decision.reason}"))
+                return history
             trial, point = study.ask(decision.point)
-            known = outcome_at(measured, point)
+            known = outcome_at(history, point)
             if known is not None:
                 study.tell(trial, known)
                 repeats += 1
                 continue
             repeats = 0
-            if reranking.trials and not resumed:
-                job.listener(Note("the search continues, with the rates of the comparison"))
-                if self._ended:
-                    job.listener(stage)
-            resumed = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
+
+    def _left_out(self, history: Sequence[Outcome], *, out_of_time: bool) -> tuple[str, ...]:
+        """Return what the search did not try for lack of time."""
+        if out_of_time:
+            return ("recipes the search had no time to try",)
+        most = self._job.deadline.longest_step * max(outcome.rate for outcome in history)
+        tried = {int(outcome.point[BATCH]) for outcome in history}
+        if any(size > most for size in self._space.batch_sizes if size not in tried):
+            return ("batches whose steps are too long to be proven in the time",)
+        return ()
+
+    def _keep(self, replicate: Outcome) -> None:
+        """Keep another timing of a point that has a trial."""
+        trial, _ = self._study.ask(replicate.point)
+        self._study.tell(trial, replicate)
 
     def _time_limit_reached(self) -> Stop | None:
         """Say which limit has ended the search; None while there is time."""
@@ -255,16 +253,15 @@ def _decide(
     baseline: Point,
     history: tuple[Outcome, ...],
     repeats: int,
-    explore_neighbours: bool,
 ) -> Next | Stop:
     options = job.options
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
         limits = Limits(
             memory_bytes=_memory_limit(job),
             trials=options.trials,
-            explore_neighbours=explore_neighbours,
+            longest_step=job.deadline.longest_step,
         )
-        return next_point(space, baseline, history, limits)
+        return next_point(space, baseline, history, limits.with_setup(setup_seconds(history)))
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
     if options.sampler == "grid":
@@ -294,7 +291,7 @@ def _timing_budget(
 ) -> TimingBudget:
     """Return half a second of steps, less for a recipe that is far slower than the best so far.
 
-    That tells recipes apart that differ by more than a few per cent; the re-ranking does the rest.
+    That tells recipes apart that differ by more than a few per cent; the race does the rest.
     `foreseen` is the expected rate in samples a second (0: unknown).
     """
 
@@ -305,7 +302,7 @@ def _timing_budget(
     return TimingBudget(
         seconds=0.5,
         min_steps=2,
-        max_steps=100,
+        max_steps=_MOST_STEPS,
         too_slow_seconds=step(best / 1.25),
         expected_seconds=step(foreseen),
     )

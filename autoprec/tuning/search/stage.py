@@ -1,8 +1,7 @@
-"""The search stage: search and re-rank in turns, until re-ranking brings nothing new."""
+"""The search stage: the trials, and the baseline that fits."""
 
 from __future__ import annotations
 
-from autoprec.core.device.policies import Refusal
 from autoprec.core.recipe_words import describe_batch_of
 from autoprec.core.speed.feasibility import fitting_baseline
 from autoprec.core.speed.space import BATCH, Point, Space
@@ -10,9 +9,8 @@ from autoprec.core.speed.trial_results import Outcome
 from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.loop import Search, outcome_at
-from autoprec.tuning.search.reranking_rounds import recall_reranking, rerank
 from autoprec.tuning.search.task_space import baseline_point
-from autoprec.tuning.search.trials import Measured, Trials
+from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import PreflightResult, SearchResult
 from autoprec.tuning.study.study import Study
 from autoprec.workers.runner import Runner
@@ -21,7 +19,7 @@ from autoprec.workers.runner import Runner
 def run_search(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> SearchResult:
-    """Search the space and re-rank the fastest recipes.
+    """Search the space.
 
     Raises `NoFeasibleRecipe` where plain float32 does not run, and `TaskError` where its loss is
     not finite.
@@ -31,28 +29,14 @@ def run_search(
     search = Search(job, study, space, requested, preflight.task.units)
     if not preflight.rehearsed:
         search.measure_since_resume(runner)
-    reranking = recall_reranking(study)
-    measured: Measured = {}
-    refusals: tuple[Refusal, ...] = ()
-    while True:
-        history = search.run(runner, reranking)
-        baseline = fitting_baseline(space, requested, history) or requested
-        _check_baseline(job, baseline, outcome_at(history, baseline))
-        trials = Trials(preflight.task, search.space, history, preflight.rehearsed)
-        reranked = rerank(job, study, baseline, trials, reranking, runner)
-        measured = {**measured, **reranked.measured}
-        refusals = (*refusals, *reranked.refusals)
-        if reranked.reranking == reranking:
-            break
-        reranking = reranked.reranking
+    history = search.run(runner)
+    baseline = fitting_baseline(space, requested, history) or requested
+    _check_baseline(job, baseline, outcome_at(history, baseline))
     return SearchResult(
-        trials=trials,
+        trials=Trials(preflight.task, search.space, history, preflight.rehearsed),
         baseline_point=baseline,
-        ranking=reranking.ranking(history),
-        measured=measured,
-        refusals=refusals,
         notes=_notes(space, requested, baseline),
-        not_covered=("recipes the search had no time to try",) if search.time_limit_reached else (),
+        not_covered=search.not_covered,
     )
 
 

@@ -21,6 +21,7 @@ from autoprec.core.recipe import (
     Distributed,
     KnobValue,
 )
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.float8 import float8_objections, is_told_of
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.speed.space import (
@@ -31,6 +32,7 @@ from autoprec.core.speed.space import (
     micro_batches,
     powers_of_two,
 )
+from autoprec.errors import UsageError
 from autoprec.tuning.events import Note
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH, Options
@@ -49,8 +51,14 @@ _ROUNDING_KNOB = "implicit_bfloat16"
 
 #: Padding is tried where misaligned modules do at least this share of the matrix products.
 _MIN_MISALIGNED_SHARE = 0.1
-_LARGEST_BATCH = {DeviceKind.CPU: 1024}
-_LARGEST_BATCH_ELSEWHERE = 4096
+
+#: The ladder ends by itself, where a larger batch gains or fits no more; of few data sets does this
+#: one make a hundred batches.
+_LARGEST_BATCH = 2**16
+
+#: Samplers that do not go by what has run try none that may take minutes, or not fit.
+_LARGEST_SAMPLED_BATCH = {DeviceKind.CPU: 1024}
+_LARGEST_SAMPLED_BATCH_ELSEWHERE = 4096
 
 
 def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:
@@ -83,12 +91,22 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
         batch_sizes=sizes,
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
-        compile=(False, True) if _may_compile(job, task) else (False,),
+        compile=(False, True) if _may_compile(job, task, facts) else (False,),
         knobs={**extras, **_requested_knobs(job, task, facts, policies, sizes)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=_alignments(job, task, padding_multiples(job, facts, policies)),
         distributed=_distributed(job),
         rank_levels=rank_levels(job.options),
+        batch_share=_batch_share(job.options, task),
+    )
+
+
+def _batch_share(options: Options, task: TaskFacts) -> float:
+    """Return what a smaller batch may lose; the parts of a batch that is kept lose nothing."""
+    return (
+        SPEED.knee_share
+        if options.batch == "knee" and task.batch_size is None
+        else SPEED.most_share
     )
 
 
@@ -177,18 +195,19 @@ def _after_default(
     return (default, *others) if default or name not in defaults else values
 
 
-def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
-    """Say whether compilation is worth trials: where it is cheap always, else on request.
+def _may_compile(job: TuningJob, task: TaskFacts, facts: DeviceFacts) -> bool:
+    """Say whether compiled recipes get trials.
 
-    A model that compiles itself does so in the baseline and in every recipe. XLA, under Keras, can
-    double a small step's speed or lose all that bfloat16 gains, and costs seconds to try;
-    torch.compile can take minutes.
+    A model that compiles itself does so in the baseline and in every recipe.
     """
-    return _tries_compilation(job, task) and not task.compiled and not task.not_compilable
+    return _tries_compilation(job, task, facts) and not task.compiled and not task.not_compilable
 
 
-def _tries_compilation(job: TuningJob, task: TaskFacts) -> bool:
-    return job.options.compile or registry.capabilities(task.framework).cheap_compilation
+def _tries_compilation(job: TuningJob, task: TaskFacts, facts: DeviceFacts) -> bool:
+    """Return what was asked for; else whether it tends to pay on this device."""
+    asked = job.options.compile
+    by_itself = registry.capabilities(task.framework).compiles_on
+    return facts.kind in by_itself if asked is None else asked
 
 
 def refusals_for_task(
@@ -196,7 +215,7 @@ def refusals_for_task(
 ) -> tuple[Refusal, ...]:
     """Return what is ruled out by the task, and for it on this device, besides policies."""
     found = []
-    if _tries_compilation(job, task) and task.not_compilable:
+    if _tries_compilation(job, task, facts) and task.not_compilable:
         found.append(Refusal("compiled", task.not_compilable))
     if FLOAT8 in registry.capabilities(task.framework).knobs and is_told_of(facts):
         against = _against_float8(job, task, facts, policies)
@@ -213,7 +232,7 @@ def _against_float8(
         facts,
         task,
         policies,
-        compiled=_may_compile(job, task),
+        compiled=_may_compile(job, task, facts),
         sharded=options.nproc > 1 and options.engine == "fsdp2",
     )
     return "; ".join(objections)
@@ -254,8 +273,9 @@ def _padding_may_pay(job: TuningJob, task: TaskFacts, off: Sequence[Dimension]) 
 
 
 def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
-    asked = job.options.batch_sizes
+    asked = job.options.asked_batches
     if task.batch_size is not None:
+        _refuse_other_batch(job, task.batch_size)
         own = batch_of_rank(task.batch_size, job.options.nproc)
         if not task.splittable:
             split = "split among the ranks only" if job.options.nproc > 1 else "not split"
@@ -273,8 +293,25 @@ def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
         return asked
     if task.samples < task.nominal:
         return (task.samples,)
-    largest = _LARGEST_BATCH.get(job.target.facts.kind, _LARGEST_BATCH_ELSEWHERE)
-    return powers_of_two(SMALLEST_BATCH, largest)
+    if job.options.sampler == "cost":
+        return powers_of_two(SMALLEST_BATCH, _LARGEST_BATCH)
+    kind = job.target.facts.kind
+    sampled = _LARGEST_SAMPLED_BATCH.get(kind, _LARGEST_SAMPLED_BATCH_ELSEWHERE)
+    return powers_of_two(SMALLEST_BATCH, sampled)
+
+
+def _refuse_other_batch(job: TuningJob, own: int) -> None:
+    """Raise `UsageError` where a batch was asked for beside the task file's own."""
+    options = job.options
+    if options.fixed_batch not in (None, own):
+        raise UsageError(
+            f"`batch={options.batch}` given, but BATCH_SIZE = {own} in the task file is its batch: "
+            "leave one of them out"
+        )
+    if options.batch != type(options).batch:
+        job.listener(
+            Note(f"BATCH_SIZE = {own} is kept, so `batch={options.batch}` chooses nothing")
+        )
 
 
 def baseline_point(space: Space) -> Point:

@@ -67,7 +67,8 @@ def read_tunings(place: str | Path) -> tuple[KeptTuning, ...]:
         own = _OF_ANOTHER_SPACE.sub("", name)
         if own == name:
             notes[own] = study.user_attrs
-        trials.setdefault(own, []).extend(storage.get_all_trials(study._study_id, deepcopy=False))
+        held = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False)
+        trials.setdefault(own, []).extend(held)
     found = [_tuning(name, notes[name], trials[name]) for name in notes]
     return tuple(sorted(found, key=lambda each: each.last_used or datetime.min))
 

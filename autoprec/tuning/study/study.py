@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
-from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.core.speed.trial_results import Outcome, Status, combined
 from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
 
@@ -92,10 +92,12 @@ class Study:
         """Set the space that trials are asked from, and the sampler that asks."""
         import optuna
 
+        from autoprec.tuning.study.samplers import sampler_of
+
         levels = space.levels()
         with self._translate_errors():
             self._separate_spaces(levels)
-        self._trials.sampler = _sampler(sampler, seed)
+        self._trials.sampler = sampler_of(sampler, seed)
         self._distributions = {
             name: optuna.distributions.CategoricalDistribution(values)
             for name, values in levels.items()
@@ -117,11 +119,16 @@ class Study:
 
         for trial in self._trials.get_trials(deepcopy=False):
             if trial.state in (TrialState.RUNNING, TrialState.WAITING):
-                self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+                own = self._storage.get_study_id_from_name(self._trials.study_name)
+                known = self._storage.get_trial_id_from_study_id_trial_number(own, trial.number)
+                self._storage.set_trial_state_values(known, TrialState.FAIL)
 
     def history(self) -> tuple[Outcome, ...]:
-        """Return every finished trial's outcome, oldest first, each point once."""
-        found: dict[object, Outcome] = {}
+        """Return every finished trial's outcome, oldest first, each point once.
+
+        What was timed again counts with all its timings (see `combined`).
+        """
+        found: dict[object, list[Outcome]] = {}
         with self._translate_errors():
             trials = self._trials.get_trials(deepcopy=False)
             since = self._trials.user_attrs.get(_FIRST_TRIAL, 0)
@@ -131,8 +138,8 @@ class Study:
                 continue
             with contextlib.suppress(DecodeError):  # it is measured again
                 outcome = from_plain(Outcome, plain)
-                found.setdefault(point_key(outcome.point), outcome)
-        return tuple(found.values())
+                found.setdefault(point_key(outcome.point), []).append(outcome)
+        return tuple(map(combined, found.values()))
 
     def forget_trials(self) -> None:
         """Exclude the trials so far, so that every recipe is measured again."""
@@ -198,7 +205,8 @@ class Study:
     def recall(self, name: str, kind: type[T]) -> T | None:
         """Return what was kept under a name, None where nothing readable was."""
         # Asked of the storage, for a study would copy everything that was kept.
-        plain = self._storage.get_study_user_attrs(self._notes._study_id).get(name)
+        own = self._storage.get_study_id_from_name(self.name)
+        plain = self._storage.get_study_user_attrs(own).get(name)
         if plain is None:
             return None
         try:
@@ -220,23 +228,15 @@ def _delete(storage: Any, name: str) -> None:
         return
 
 
-def _sampler(name: str, seed: int) -> Any:
-    import optuna
-
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=6)  # cost and grid ask by point
-
-
 def record_out_of_memory(storage: str | Path, reason: str) -> None:
     """Give each trial that was running when its tuning was killed the outcome "out of memory"."""
     from optuna.trial import TrialState
 
     opened = open_storage(storage)
     for study in opened.get_all_studies():
-        running = opened.get_all_trials(
-            study._study_id, deepcopy=False, states=(TrialState.RUNNING,)
-        )
+        own = opened.get_study_id_from_name(study.study_name)
+        running = opened.get_all_trials(own, deepcopy=False, states=(TrialState.RUNNING,))
         for trial in running:
             outcome = Outcome(dict(trial.params), Status.OUT_OF_MEMORY, reason=reason)
-            opened.set_trial_user_attr(trial._trial_id, OUTCOME, to_plain(outcome))
+            known = opened.get_trial_id_from_study_id_trial_number(own, trial.number)
+            opened.set_trial_user_attr(known, OUTCOME, to_plain(outcome))

@@ -18,6 +18,7 @@ from autoprec.backends.shared.trace_framework import (
     Evaluated,
     Float16Magnitudes,
     Observed,
+    StepAnswer,
 )
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.core.dtypes import Policy
@@ -81,10 +82,16 @@ class Weight:
         yield
         self.quiet = False
 
-    def train_step(self, batches: Iterator[tuple[int, int]]) -> tuple[float, bool]:
+    def train_step(
+        self, batches: Iterator[tuple[int, int]], answer: StepAnswer | None = None
+    ) -> tuple[float, bool]:
         losses = []
         for batch, seed in batches:
             losses.append(self.loss(batch, seed))
+            if answer is not None and not answer.known and self.framework.answers:
+                answer.known, answer.loss = True, losses[-1]
+                answer.gradient = self.gradient(batch)
+                answer.buffers = self.buffers()
             self.framework.log.append(("trained", batch, seed))
         self.value /= 2
         return sum(losses) / len(losses), self.framework.skips
@@ -98,7 +105,10 @@ class Weight:
         return 0.0 if self.recipe.policy is Policy.FLOAT32 else ERROR
 
     def loss_and_gradient(self, batch: int, seed: int) -> tuple[float, list[float]]:
-        return self.loss(batch, seed), [self.value + self.off]
+        return self.loss(batch, seed), self.gradient(batch)
+
+    def gradient(self, batch: int) -> list[float]:
+        return [self.value + self.off + self.framework.gradient_noise * batch]
 
     def loss_and_gradient_watched(self, batch: int, seed: int) -> Any:
         return *self.loss_and_gradient(batch, seed), Float16Magnitudes(2.0, False, 0.5)
@@ -134,6 +144,7 @@ class Weights:
     """A framework whose every build begins with another weight, unless it starts alike."""
 
     skips: bool = False
+    answers: bool = True
     draws: bool = False
     off_by: dict[str, float] = field(default_factory=dict)
     left: dict[str, float] = field(default_factory=dict)
@@ -141,6 +152,7 @@ class Weights:
     has_evaluate: bool = False
     metric: Any = None
     evaluated: Any = lambda weight, batch: Evaluated(weight.value, [weight.value])
+    gradient_noise: float = 0.0
     log: list[Any] = field(default_factory=list)
     open_now: list[Any] = field(default_factory=list)
     placed: int = 0

@@ -45,16 +45,57 @@ def test_steps_are_compared_at_the_reference_s_weights_with_its_seeds():
         assert (point.largest, point.overflowed, point.backward) == (2.0, False, 0.5)
     assert (first.step, last.step) == (0, 3)
     assert ("loss", 3, batch_seed(0, 3, 0)) in framework.log
-    assert framework.log.count(("loss", 0, batch_seed(0, 0, 0))) == 2
+    assert framework.log.count(("loss", 0, batch_seed(0, 0, 0))) == 1
 
 
-def test_float32_is_asked_once_for_all_that_is_compared():
-    traced, framework = tracer()
-    traced.reference(batch_size=8, steps=2, checkpoints=(0,))
-    traced.compare_steps(recipe=FLOAT16)
+@pytest.mark.parametrize(("answers", "losses"), [(True, 4), (False, 6)])
+def test_float32_answers_in_its_own_run_and_is_asked_again_only_where_that_shows_nothing(
+    answers, losses
+):
+    traced, framework = tracer(answers=answers)
+    traced.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    noise = 2  # another batch's gradient at each checkpoint
+    assert [entry[0] for entry in framework.log].count("loss") == losses + noise
+    points = traced.compare_steps(recipe=FLOAT16)
+    assert [(p.reference, p.loss - p.reference) for p in points] == [(1.0, ERROR), (3.125, ERROR)]
+    assert [p.gradient_error for p in points] == [ERROR, ERROR]
     framework.log.clear()
     traced.compare_steps(recipe=FLOAT16)
-    assert [entry[:2] for entry in framework.log] == [("loss", 0)]
+    assert [entry[:2] for entry in framework.log] == [("loss", 0), ("loss", 3)]
+
+
+@pytest.mark.parametrize("compared", [None, 16])
+def test_the_noise_of_a_gradient_is_seen_in_that_of_the_next_batch(compared):
+    """They differ by 1, which this framework takes for the error of either."""
+    traced, _ = tracer(gradient_noise=1.0)
+    traced.reference(batch_size=8, steps=4, checkpoints=(0, 2), compared_batch=compared)
+    first, last = traced.compare_steps(recipe=FLOAT16)
+    assert first.noise_share == last.noise_share == 0.5
+
+
+def test_gradients_that_are_alike_show_no_noise():
+    traced, _ = tracer()
+    traced.reference(batch_size=8, steps=2, checkpoints=(0,))
+    assert traced.compare_steps(recipe=FLOAT16)[0].noise_share is None
+
+
+def test_the_answer_at_a_checkpoint_is_that_of_the_first_micro_batch():
+    traced, _ = tracer()
+    traced.reference(batch_size=8, accumulation_steps=2, steps=2, checkpoints=(0, 1))
+    points = traced.compare_steps(recipe=FLOAT16)
+    assert [p.reference for p in points] == [1.0, 2.5]
+
+
+def test_steps_may_be_compared_at_another_batch_than_float32_trained_on():
+    traced, framework = tracer()
+    run = traced.reference(batch_size=4, steps=4, checkpoints=(0, 3), compared_batch=8)
+    assert run.losses == (1.0, 1.5, 2.25, 3.125)
+    assert set(traced._streams) == {(4, 0), (8, 0)}
+    framework.log.clear()
+    points = traced.compare_steps(recipe=FLOAT16)
+    assert [entry[:2] for entry in framework.log] == [("loss", 0), ("loss", 1)]
+    assert [p.reference for p in points] == [1.0, 1.125]  # of the weights at steps 0 and 3
+    assert [p.loss - p.reference for p in points] == [ERROR, ERROR]
 
 
 def test_late_losses_are_means_over_the_batches_that_are_kept():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.measure.describe import describe
+from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.measurement import TaskFacts
 
 
@@ -31,11 +31,7 @@ def task(**changes: Any) -> Task:
 
 
 def facts(batch_size: int = 32, **changes: Any) -> TaskFacts:
-    return describe(
-        task(**changes),
-        device="cpu",
-        seed=0,
-        batch_size=batch_size,
-        report=lambda *_: None,
-        software={},
+    given = task(**changes)
+    return TorchBackend().describe(
+        given, device="cpu", seed=0, batch_size=batch_size, report=lambda *_: None
     )

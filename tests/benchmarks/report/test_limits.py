@@ -21,7 +21,8 @@ def test_numbers_are_made_of_several_constants() -> None:
     row = Limit("t", "{:g} %", (f"{tolerance}.loss", f"{tolerance}.skipped"), product)
     assert row.text() == "2 %"
     assert row.where() == "`core.numerics.tolerance`: Tolerance.loss, Tolerance.skipped"
-    both = Limit("t", "{:.0f} to {:.0f} %", ("core.speed.noise:_DISTURBED_RATIO_RANGE",), above_one)
+    speed = "core.speed.assumptions:Assumptions"
+    both = Limit("t", "{:.0f} to {:.0f} %", (f"{speed}.disturbed_ratio_range",), above_one)
     assert both.text() == "20 to 65 %"
 
 

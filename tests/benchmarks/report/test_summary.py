@@ -64,6 +64,14 @@ def test_a_batchs_gain_is_precisions_only_where_the_recipe_sets_nothing_else(
     assert cells(tmp_path)[0][3] == "not measured"
 
 
+def test_a_gpu_is_shown_by_a_model_of_real_size(tmp_path: Path) -> None:
+    """Nothing is claimed of it before that ran, whatever small tasks gained there."""
+    row = {"piece": "tune-encoder", "device": "NVIDIA H100", "date": "2026-12-01", "commit": "c"}
+    (tmp_path / "gpu_tune-encoder-2026-12-01-nvidia-h100.jsonl").write_text(json.dumps(row))
+    (shown,) = (row for row in cells(tmp_path) if "H100" in row[0])
+    assert shown[1:] == ["GPT-2 124M, 1024 tokens (PyTorch)", *["not measured yet"] * 3]
+
+
 def test_the_newest_tuning_with_keras_is_the_last_row(tmp_path: Path) -> None:
     write(tmp_path, "amd-zen5", "2026-12-02", tuning("keras_conv", BFLOAT16, 3.0, 2.0))
     write(tmp_path, "amd-zen4", "2026-12-01", tuning("keras_conv", BFLOAT16, 4.0, 2.0))

@@ -165,12 +165,12 @@ def test_the_familys_measured_ratio_holds_with_the_first_feature_alone():
     [
         (Support.NATIVE, Support.NATIVE),
         (Support.EMULATED, Support.EMULATED),
-        (Support.UNKNOWN, Support.EMULATED),
-        (Support.ABSENT, Support.EMULATED),
+        (Support.UNKNOWN, Support.UNKNOWN),
+        (Support.ABSENT, Support.UNKNOWN),
     ],
 )
 def test_about_as_fast_as_float32_leaves_what_was_known(said, kept):
-    for gflops in (100, 105, 119):
+    for gflops in (101, 105, 119):  # from 0.84 to 1.2 times that, as far as timings can tell
         facts = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=gflops))
         assert facts.fact(BF16).support is kept
     clearly = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=120))

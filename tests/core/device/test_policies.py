@@ -220,8 +220,10 @@ def test_what_is_just_as_fast_as_float32_on_a_gpu_is_tried():
     """Slower is refused; from as fast on a whole model may gain by the smaller memory."""
     same = facts(float32=fact(N, gflops=100.0), bfloat16=fact(N, gflops=100.0))
     assert objections(same, BF16) == ()
-    slower = facts(float32=fact(N, gflops=100.0), bfloat16=fact(N, gflops=99.0))
-    why = "bfloat16 products are slower than float32's (measured: 0.99x float32)"
+    unsure = facts(float32=fact(N, gflops=100.0), bfloat16=fact(N, gflops=99.0))
+    assert objections(unsure, BF16) == ()
+    slower = facts(float32=fact(N, gflops=100.0), bfloat16=fact(N, gflops=80.0))
+    why = "bfloat16 products are slower than float32's (measured: 0.8x float32)"
     assert objections(slower, BF16) == (why,)
 
 
@@ -319,12 +321,14 @@ def test_objections_are_empty_for_what_is_allowed(policy):
     assert objections(DeviceFacts(Observation(DeviceKind.CUDA), "f", "t", everything), policy) == ()
 
 
-def test_a_cpu_dtype_measured_as_fast_as_float32_is_not_tried():
-    """Repeated measurements differ by a few per cent: a policy at the border would flicker."""
-    known = facts(DeviceKind.CPU, float32=fact(N, gflops=200.0), float16=fact(N, gflops=208.0))
+def test_a_cpu_dtype_that_is_surely_no_faster_than_float32_is_not_tried():
+    """Repeated measurements differ by up to a fifth: what may be clearly faster is."""
+    known = facts(DeviceKind.CPU, float32=fact(N, gflops=200.0), float16=fact(N, gflops=180.0))
     assert objections(known, F16) == (
-        "float16 products are no faster than float32's (measured: 1x float32)",
+        "float16 products are no faster than float32's (measured: 0.9x float32)",
     )
+    unsure = facts(DeviceKind.CPU, float32=fact(N, gflops=200.0), float16=fact(N, gflops=208.0))
+    assert objections(unsure, F16) == ()
     faster = facts(DeviceKind.CPU, float32=fact(N, gflops=200.0), float16=fact(N, gflops=300.0))
     assert objections(faster, F16) == ()
 

@@ -7,11 +7,11 @@ import pytest
 from autoprec.core.device.facts import DTypeFact
 from autoprec.core.device.family import DTypeRow, Support
 from autoprec.core.device.measurements import Measurements, Product, merge_repeated_products
-from autoprec.core.device.merging import merge
+from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import measured_choice, objections, propose
 from autoprec.core.dtypes import DType, Policy
-from tests.core.device.devices import BF16, family, seen
+from tests.core.device.devices import BF16, family, measured, seen
 
 F32 = DType.FLOAT32
 BFLOAT16 = Policy.MIXED_BFLOAT16
@@ -30,8 +30,8 @@ def timed(rate, slowest=None, *, base_slowest=None, kind=DeviceKind.CUDA, row=No
 @pytest.mark.parametrize(
     ("rate", "slowest", "base_slowest", "low", "high"),
     [
-        (92.0, None, None, 0.92, 0.92),  # no spread was recorded: the number alone
-        (92.0, 92.0, None, 0.92 / 1.2, 0.92 * 1.2),  # repeated ones differ by a fifth
+        (92.0, None, None, 0.92 / 1.2, 0.92 * 1.2),  # repeated ones differ by a fifth
+        (92.0, 92.0, None, 0.92 / 1.2, 0.92 * 1.2),
         (92.0, None, 100.0, 0.92 / 1.2, 0.92 * 1.2),
         (92.0, 46.0, 100.0, 0.46, 0.92 * 1.2),
         (92.0, 92.0, 50.0, 0.92 / 1.2, 1.84),
@@ -62,6 +62,29 @@ def test_a_policy_that_may_be_faster_stays_a_candidate_after_float32(kind):
         "training steps show more"
     )
     assert measured_choice(facts).policy is Policy.FLOAT32
+
+
+@pytest.mark.parametrize("kind", [DeviceKind.CPU, DeviceKind.CUDA])
+@pytest.mark.parametrize(("rate", "refused"), [(92.0, False), (70.0, True)])
+def test_timings_whose_spread_was_not_recorded_are_no_surer(rate, refused, kind):
+    row = DTypeRow(Support.NATIVE)
+    facts = merge(seen(kind), family(row, kind), measured(float32=100.0, bfloat16=rate))
+    assert bool(objections(facts, BFLOAT16)) is refused
+    assert (BFLOAT16 in propose(facts).policies) is not refused
+
+
+def test_what_was_faster_before_is_not_refused_and_is_told_as_a_range():
+    facts = merge(seen(DeviceKind.CUDA), family(kind=DeviceKind.CUDA))
+    before = measured(float32=100.0, bfloat16=130.0)
+    now = with_measurements(facts, measured(float32=200.0, bfloat16=140.0), before)
+    assert now.measured_ratio(BF16) == 0.7
+    assert now.measured_range(BF16) == pytest.approx((0.7 / 1.2, 1.3))
+    assert objections(now, BFLOAT16) == ()
+    assert propose(now).recommended is Policy.FLOAT32
+    slow = with_measurements(facts, measured(float32=200.0, bfloat16=140.0), measured())
+    assert objections(slow, BFLOAT16)
+    faster = with_measurements(facts, before, measured(float32=200.0, bfloat16=140.0))
+    assert propose(faster).recommended is BFLOAT16
 
 
 @pytest.mark.parametrize(

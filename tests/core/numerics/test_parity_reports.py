@@ -22,7 +22,7 @@ def test_a_verdict_holds_the_numbers_it_rests_on():
     )
     assert found.accepted
     assert (found.loss_deviation, found.gradient_error) == (pytest.approx(0.003), 0.02)
-    assert (found.loss_null, found.gradient_null) == (0.0, 0.0)
+    assert (found.loss_null, found.gradient_null) == (None, None)  # not measured
     assert found.trajectory_deviation == pytest.approx(0.002)
     relative = (sum((loss / 2.0) ** 2 for loss in FALLING) / 30) ** 0.5
     expected = 0.002 * relative / (0.0001 * relative + DEFAULT.trajectory_slack)
@@ -65,6 +65,36 @@ def test_a_long_run_tells_where_it_ended_and_not_where_the_first_steps_did():
     long = SeedRun(Trajectory(losses), Trajectory(tuple(1.04 * loss for loss in losses)))
     found = judge(replace(evidence(times(1.002)), long_runs=(long,)), DEFAULT)
     assert "within 4 % after 120 steps" in found.reason
+
+
+def ending(share):
+    """A run of 120 steps that spends its last fifth at this share of its first loss."""
+    return Trajectory((2.0,) * 96 + (2.0 * share,) * 24)
+
+
+def test_a_verdict_names_no_difference_that_contradicts_it():
+    """Float32 ends near zero, and so does the candidate, at nine times that."""
+    small = SeedRun(ending(1e-9), ending(8.8e-9))
+    found = judge(replace(evidence(times(1.001)), long_runs=(small,)), DEFAULT)
+    assert found.accepted
+    assert "both end below 0.01 % of the first loss after 120 steps" in found.reason
+    assert "within 3 % after" in judge(evidence(times(1.03)), DEFAULT).reason
+    assert "within 7" not in found.reason
+
+
+def test_as_large_a_difference_at_a_loss_that_matters_is_a_break():
+    broken = SeedRun(ending(0.01), ending(0.088), ending(0.04))
+    found = judge(replace(evidence(times(1.001)), long_runs=(broken, broken)), DEFAULT)
+    assert not found.accepted
+    assert "780 %" in found.reason
+
+
+def test_steps_in_which_nothing_was_learned_say_so():
+    warming_up = run((0.694, 0.703) * 15)
+    pair = SeedRun(warming_up, warming_up)
+    found = judge(replace(evidence(warming_up), runs=(pair, pair)), DEFAULT)
+    assert found.accepted
+    assert "the loss did not fall in these steps" in found.reason
 
 
 def test_a_stalled_machine_says_what_it_left_out_and_what_to_do():

@@ -40,6 +40,29 @@ def test_what_a_proof_costs_is_counted_in_steps(steps, cost):
     assert proof_steps.cost_in_steps(steps) == cost
 
 
+@pytest.mark.parametrize(
+    ("batch", "pace", "trained"),
+    [
+        (512, 0.02, 512),
+        (512, 0.0999, 512),  # half of it would take less than 50 ms
+        (512, 0.1, 256),
+        (512, 1.3, 32),
+        (96, 0.5, 12),
+        (512, 100.0, 8),
+        (4, 100.0, 4),
+        (512, 0.0, 512),
+    ],
+)
+def test_a_proof_trains_at_the_smallest_batch_that_takes_fifty_milliseconds(batch, pace, trained):
+    assert proof_steps.check_batch(batch, pace) == trained
+
+
+def test_single_steps_at_a_larger_batch_have_a_pace_of_their_own():
+    assert proof_steps.affordable_steps(0.08, 60.0, 0.08) == proof_steps.affordable_steps(0.08)
+    assert proof_steps.affordable_steps(0.08, 60.0, 1.3) == 30
+    assert proof_steps.affordable_steps(0.08, 60.0, 30.0) == 8
+
+
 def test_losses_are_averaged_after_the_first_steps():
     assert [proof_steps.averaged_batches(step) for step in proof_steps.CHECKPOINT_STEPS] == [
         0

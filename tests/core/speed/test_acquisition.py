@@ -168,7 +168,7 @@ class Starved(Machine):
 
 @pytest.mark.parametrize(
     ("machine", "ladder", "compared_at"),
-    [(Host(), [32, 128, 1024, 4096], 1024), (Busy(), [32, 128], 32), (Starved(), [32, 128], 128)],
+    [(Host(), [32, 128, 1024, 4096], 1024), (Busy(), [32, 128], 32)],
 )
 def test_the_batch_grows_first_then_policies_run_at_it_then_both_are_compiled(
     machine, ladder, compared_at
@@ -185,6 +185,52 @@ def test_the_batch_grows_first_then_policies_run_at_it_then_both_are_compiled(
     assert all(wanted for _, wanted, _ in compiled)
     best = max(history, key=lambda outcome: outcome.rate).point
     assert (best["policy"], best["compile"]) == ("mixed_bfloat16", True)
+
+
+def test_no_batch_grows_beyond_what_the_loader_feeds():
+    """One rung shows that it feeds no more at larger ones; policies are compared all the same."""
+    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 4096))
+    history, _ = search(Starved(), space=space)
+    assert [o.point for o in history[:3]] == [at(32), at(128), at(128, "mixed_bfloat16")]
+    assert max(outcome.point[BATCH] for outcome in history) == 128
+
+
+def test_the_batch_grows_where_the_loader_feeds_more_at_larger_ones():
+    class Collating(Machine):
+        """A loader that needs as long for a batch of any size, up to 4096."""
+
+        def run(self, point):
+            found = Host().run(point)
+            return replace(found, measurement=replace(found.measurement, data_seconds=0.02))
+
+    history, _ = search(Collating(), space=Space((Policy.FLOAT32,), powers_of_two(8, 4096)))
+    assert max(outcome.point[BATCH] for outcome in history) >= 1024
+
+
+def test_a_batch_that_could_not_be_proven_in_time_is_not_tried():
+    """The host's ladder ends at 4096, with steps of 0.16 s; batch 1024 takes 0.04."""
+    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 4096))
+    history, _ = search(Host(), replace(LIMITS, longest_step=0.05), space)
+    steps = [outcome.measurement.step_seconds for outcome in history]
+    assert 0.03 < max(steps) < 0.05
+    assert {o.point["policy"] for o in history} == {"float32", "mixed_bfloat16"}
+
+
+class WithoutCompiler(Busy):
+    """A machine on which nothing compiles."""
+
+    def run(self, point):
+        if point["compile"]:
+            return Outcome(point, Status.UNSUPPORTED, reason="no Triton")
+        return super().run(point)
+
+
+def test_a_compiler_that_fails_under_two_policies_is_left_alone():
+    space = replace(TWO, compile=(False, True), memory_formats=SPACE.memory_formats)
+    history, _ = search(WithoutCompiler(), space=space)
+    failed = [o.point["policy"] for o in history if o.point["compile"]]
+    assert sorted(failed) == ["float32", "mixed_bfloat16"]
+    assert {o.point["memory_format"] for o in history} == set(SPACE.memory_formats)
 
 
 def test_a_policy_that_does_not_fit_at_the_ladders_end_is_tried_below_it():

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from autoprec.core.speed.best_arm import MIN_ROUNDS, find_leader, select_contenders
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.best_arm import find_leader, select_contenders
 
 
 def race(true: Sequence[float], noise: float, turn: float, seed: int) -> tuple[int, list[int]]:
@@ -25,7 +26,7 @@ def race(true: Sequence[float], noise: float, turn: float, seed: int) -> tuple[i
 def test_nobody_is_out_before_three_rounds() -> None:
     assert select_contenders([[1.0], [9.0]], [1.0, 1.0]) == (0, 1)
     assert select_contenders([[1.0, 1.0], [9.0, 9.0]], [1.0, 1.0]) == (0, 1)
-    assert select_contenders([[1.0] * MIN_ROUNDS, [9.0] * MIN_ROUNDS], [1.0, 1.0]) == ()
+    assert select_contenders([[1.0] * SPEED.min_rounds, [9.0] * SPEED.min_rounds], [1.0, 1.0]) == ()
 
 
 def test_who_is_surely_behind_is_out_and_the_others_go_on() -> None:

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.consistency import (
-    CONTRADICTION_FACTOR,
-    RATE_CHANGE_FACTOR,
     RecipeRates,
     contradict,
     find_inconsistencies,
     is_too_wide,
-    overstated_log_ratio,
+    overstated,
     rate_changed,
 )
 from autoprec.core.speed.noise import Ratio
@@ -101,20 +100,21 @@ def test_twice_apart_is_no_contradiction_yet_and_an_interval_from_zero_contradic
 
 
 @pytest.mark.parametrize(
-    ("searched", "low", "middle", "high", "overstated"),
+    ("raced", "confirmed", "said"),
     [
-        (2.0, 1.9, 2.0, 2.1, 0.0),
-        (2.4, 1.9, 2.0, 2.1, 0.0),  # the search's errors explain it
-        (2.5, 1.9, 2.0, 2.04, math.log(1.25)),
-        (2.5, 1.9, 2.0, 2.05, 0.0),  # 1.2195 is below e^0.2
-        (1.0, 3.0, 4.0, 5.0, 0.0),  # understated
+        (ratio(1.9, 2.0, 2.1), ratio(1.9, 2.0, 2.1), ""),
+        (ratio(2.4, 2.5, 2.6), ratio(1.9, 2.0, 2.1), ""),  # sessions differ by as much
+        (ratio(2.4, 2.5, 2.6), ratio(1.8, 1.9, 1.95), "the comparison saw 2.50x (2.40-2.60"),
+        (ratio(1.4, 2.5, 3.6), ratio(0.9, 1.0, 1.2), ""),  # it had not said more
+        (ratio(0.9, 1.0, 1.1), ratio(3.0, 4.0, 5.0), ""),  # understated
     ],
 )
-def test_a_search_overstates_a_ratio_far_above_the_confirmed_interval(
-    searched: float, low: float, middle: float, high: float, overstated: float
+def test_a_race_overstates_a_ratio_far_above_the_confirmed_interval(
+    raced: Ratio, confirmed: Ratio, said: str
 ) -> None:
-    found = overstated_log_ratio(searched, ratio(low, middle, high))
-    assert found == pytest.approx(overstated)
+    found = overstated(raced, confirmed)
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
@@ -127,7 +127,7 @@ def test_half_a_machine_is_no_other_pace_and_a_seventieth_is() -> None:
     assert rate_changed(59_300.0, 824.0)
     assert not rate_changed(math.sqrt(10), 1.0)
     assert rate_changed(3.17, 1.0)
-    assert CONTRADICTION_FACTOR < RATE_CHANGE_FACTOR
+    assert SPEED.contradiction_factor < SPEED.rate_change_factor
 
 
 def test_every_doubt_is_said_and_none_where_all_agrees() -> None:

@@ -14,6 +14,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.feasibility import (
     fitting_baseline,
     is_within_reach,
+    outpaces_loader,
     why_ruled_out,
     with_room_to_grow,
 )
@@ -93,6 +94,26 @@ def test_a_batch_is_within_reach_of_eight_times_what_ran_with_its_policy_if_any(
         assert is_within_reach(at(largest, policy), history)
         assert not is_within_reach(at(largest + 1, policy), history)
     assert is_within_reach(at(4096), [])
+
+
+def test_larger_batches_than_the_loader_feeds_are_pointless_unless_they_are_fed_faster():
+    def fed(batch, rate, loader, policy="float32"):
+        outcome = measured(at(batch, policy), rate)
+        assert outcome.measurement is not None
+        seconds = batch / loader
+        return replace(outcome, measurement=replace(outcome.measurement, data_seconds=seconds))
+
+    slow = [fed(32, 100, 90), fed(64, 200, 92)]
+    assert outpaces_loader(at(128), slow)
+    assert outpaces_loader(at(64), slow)
+    assert not outpaces_loader(at(32), slow)
+    assert not outpaces_loader(at(128, "mixed_bfloat16"), slow), "it may be slower than the loader"
+    growing = [fed(32, 100, 90), fed(64, 200, 170)]
+    assert not outpaces_loader(at(64), growing)
+    assert not outpaces_loader(at(128), growing), "it may feed still more"
+    assert outpaces_loader(at(256), [*growing, fed(128, 300, 172)])
+    assert not outpaces_loader(at(128), [fed(32, 100, 90)])
+    assert not outpaces_loader(at(128), [fed(32, 100, 110), measured(at(64), 200)])
 
 
 def test_data_that_are_too_short_rule_out_larger_batches_everywhere():

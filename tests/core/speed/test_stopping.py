@@ -43,6 +43,13 @@ def test_a_search_of_one_point_ends_when_it_is_measured():
     assert stop == Stop("every point that fits has been measured")
 
 
+def test_a_trial_costs_the_setup_that_trials_took_and_is_as_cheap_by_its_steps():
+    assert LIMITS.with_setup(None) is LIMITS
+    slow = LIMITS.with_setup(7.5)
+    assert slow.trial_seconds(0.01) == 7.5 + LIMITS.timed_seconds
+    assert slow.cheap_seconds - slow.setup_seconds == LIMITS.cheap_seconds - LIMITS.setup_seconds
+
+
 def test_the_limit_of_trials_is_named():
     assert search(Machine(), Limits(trials=2))[1] == Stop("the limit of 2 trials is reached")
 

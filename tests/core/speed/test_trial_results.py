@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.speed.selection import (
-    OTHER_BATCH_SAME_SPEED_SHARE,
-    SAME_SPEED_SHARE,
-    Finalist,
-    choose,
-)
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.selection import Finalist, choose
 from autoprec.core.speed.space import BATCH, point_key
 from autoprec.core.speed.trial_results import (
     Outcome,
     Status,
+    combined,
     measured_rate,
     possibly_disturbed,
     ran,
+    setup_seconds,
     shortlist,
 )
 from tests.core.speed.machines import (
@@ -63,9 +61,10 @@ def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_on
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
         best = max(outcome.rate for outcome in history)
-        close = [o for o in history if o.rate >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
-        assert chosen[0].rate >= best * (1 - SAME_SPEED_SHARE)
-        assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
+        size = min(o.point[BATCH] for o in history if o.rate >= best * (1 - SPEED.knee_share))
+        assert chosen[0].point[BATCH] == size
+        alike = max(o.rate for o in history if o.point[BATCH] == size)
+        assert chosen[0].rate >= alike * (1 - SPEED.same_speed_share)
         rest = [outcome.rate for outcome in chosen[1:]]
         assert rest == sorted(rest, reverse=True)
 
@@ -136,11 +135,31 @@ def test_both_choices_agree_without_a_plain_recipe_among_the_equally_fast(points
     assert WIDE.recipe(first.point) == chosen.recipe
 
 
-@pytest.mark.parametrize(("rate", "batch"), [(100.3, 32), (100.0, 64)])
-def test_a_smaller_batch_is_taken_only_where_nothing_is_lost(rate, batch):
-    """In a race a per cent is less than two batches' ratio is known to."""
-    history = [measured(at(64), 100.5), measured(at(32), rate)]
-    assert shortlist(history, SPACE)[0].point[BATCH] == batch
+@pytest.mark.parametrize(
+    ("share", "rate", "batch"),
+    [
+        (SPEED.most_share, 99.8, 32),
+        (SPEED.most_share, 99.7, 64),
+        (SPEED.knee_share, 98.1, 32),
+        (SPEED.knee_share, 97.9, 64),
+    ],
+)
+def test_a_smaller_batch_is_taken_within_the_spaces_share(share, rate, batch):
+    history = [measured(at(64), 100), measured(at(32), rate)]
+    space = replace(SPACE, batch_share=share)
+    assert shortlist(history, space)[0].point[BATCH] == batch
+
+
+def test_a_batch_that_the_loader_does_not_feed_is_not_preferred():
+    def fed(point, rate, loader):
+        outcome = measured(point, rate)
+        assert outcome.measurement is not None
+        seconds = outcome.measurement.samples_per_step / loader
+        return replace(outcome, measurement=replace(outcome.measurement, data_seconds=seconds))
+
+    history = [fed(at(32), 100, 90.0), fed(at(64), 200, 91.0)]
+    assert shortlist(history, SPACE)[0].point[BATCH] == 32
+    assert shortlist([history[0], fed(at(64), 200, 150.0)], SPACE)[0].point[BATCH] == 64
 
 
 def curve(**slower):
@@ -238,3 +257,33 @@ def test_failed_trials_are_not_in_doubt():
 def test_a_trial_that_did_not_fail_ran(status: Status, rate: float, expected: bool) -> None:
     measured = Measurement(1.0, 1.0, 1.0, 9, rate)
     assert ran(Outcome(SPACE.points()[0], status, measured)) is expected
+
+
+def timed(seconds: float, warmup: float = 0.0) -> Outcome:
+    steady = Measurement(seconds, 0.9 * seconds, 1.1 * seconds, 8, 32.0, warmup_seconds=warmup)
+    return Outcome(at(32), Status.OK, steady)
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "low", "high"),
+    [
+        ((0.2,), 0.2, 0.18, 0.22),
+        ((0.2, 0.8), 0.4, 0.18, 0.88),
+        ((0.2, 0.8, 0.3), 0.3, 0.27, 0.33),
+    ],
+)
+def test_of_several_timings_of_a_point_the_middle_counts(steps, step, low, high):
+    for order in (steps, steps[::-1]):
+        found = combined([timed(each) for each in order]).measurement
+        assert (found.step_seconds, found.low, found.high) == pytest.approx((step, low, high))
+
+
+def test_a_timing_that_failed_takes_nothing_from_those_that_ran():
+    failed = Outcome(at(32), Status.TIMEOUT)
+    assert combined([failed, timed(0.2)]) == timed(0.2)
+    assert combined([failed, replace(failed, status=Status.KILLED)]) == failed
+
+
+def test_the_setup_of_trials_is_the_median_of_those_that_ran():
+    assert setup_seconds([Outcome(at(32), Status.TIMEOUT)]) is None
+    assert setup_seconds([timed(0.1, 2.0), timed(0.1, 40.0), timed(0.1, 3.0)]) == 3.0

@@ -240,6 +240,7 @@ class SimulatedTracer:
         accumulation_steps: int = 1,
         seconds: float | None = None,
         stop_at_plateau: bool = False,
+        compared_batch: int | None = None,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         losses = self._losses(0, steps, 1.0)

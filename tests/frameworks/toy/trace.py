@@ -21,6 +21,7 @@ from autoprec.backends.shared.trace_framework import (
     Evaluated,
     Float16Magnitudes,
     Observed,
+    StepAnswer,
 )
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
@@ -91,7 +92,9 @@ class ToyTrainee:
     def without_dropout(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def train_step(self, batches: Iterator[tuple[Batch, int]]) -> tuple[float, bool]:
+    def train_step(
+        self, batches: Iterator[tuple[Batch, int]], answer: StepAnswer | None = None
+    ) -> tuple[float, bool]:
         losses, gradients = zip(
             *(self.model.loss_and_gradient(batch) for batch, _ in batches), strict=True
         )

@@ -11,6 +11,7 @@ from factories import steady
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation import ablations, interleaved_timing
@@ -203,7 +204,7 @@ def test_where_no_time_is_left_for_the_parts_those_of_the_confirmation_count(
     result = confirmed(slow_float32, [proven(FAST[64])])
     assert clock() == 2.0
     assert result.speedup is not None
-    assert result.speedup.rounds == JOB.options.rounds
+    assert result.speedup.rounds == SPEED.min_rounds
 
 
 def test_the_parts_are_not_begun_where_less_time_is_left_than_the_confirmation_took(
@@ -216,7 +217,7 @@ def test_the_parts_are_not_begun_where_less_time_is_left_than_the_confirmation_t
     result = confirmed(slow_float32, [proven(FAST[64])])
     assert not any("each part" in getattr(event, "detail", "") for event in events)
     assert result.speedup is not None
-    assert result.speedup.rounds == JOB.options.rounds
+    assert result.speedup.rounds == SPEED.min_rounds
 
 
 def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(

@@ -13,12 +13,10 @@ import pytest
 from factories import measured_twice
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.best_arm import TURN_SECONDS
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation.interleaved_timing import (
-    FinalistFailed,
-    may_share_worker,
-)
+from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
+from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RETRIED_FAILURES
 from tests.tuning.fake_workers import FAST, KEPT, LARGE, PLAIN, Worker, Workers, contest
@@ -84,7 +82,7 @@ def test_a_turn_that_other_processes_disturb_is_taken_again(together: bool) -> N
     class Disturbed(Worker):
         def call(self, method: str, **arguments: Any) -> Any:
             answer = super().call(method, **arguments)
-            if answer is None or arguments["budget"].seconds != TURN_SECONDS:
+            if answer is None or arguments["budget"].seconds != SPEED.turn_seconds:
                 return answer
             return replace(answer, step_seconds=next(turns))
 
@@ -142,25 +140,14 @@ def paced(steps: Iterator[float]) -> type[Worker]:
 @pytest.mark.parametrize(
     ("turns", "kept"),
     [
-        # What is not reached in half a second is not waited for again, until it was reached.
-        pytest.param(
-            [[0.1], [0.3, 0.1], [0.5], [0.5], [0.1], [0.4, 0.1]],
-            [0.1, 0.1, 0.5, 0.5, 0.1, 0.1],
-            id="a step a turn",
-        ),
-        # Short steps fill their turns of 0.15 s.
-        pytest.param([[0.01], [0.02] * 4, [0.02]], [0.01, 0.02, 0.02], id="many steps a turn"),
-        # One long step is wait enough.
-        pytest.param([[2.0], [3.0], [3.0]], [2.0, 3.0, 3.0], id="long steps"),
-        # Who varies by itself is waited for a second in all.
-        pytest.param(
-            [[0.2], [0.4, 0.4], [0.2], [0.4, 0.2], [0.4], [0.2], [0.4]],
-            [0.2, 0.4, 0.2, 0.2, 0.4, 0.2, 0.4],
-            id="varying",
-        ),
+        pytest.param([[0.1], [0.16], [0.08]], [0.1, 0.16, 0.08], id="as sessions differ"),
+        pytest.param([[0.1], [0.6, 0.11]], [0.1, 0.11], id="much slower"),
+        pytest.param([[0.1], [0.01, 0.11]], [0.1, 0.11], id="much faster"),
+        pytest.param([[0.1], [0.6, 0.5]], [0.1, 0.5], id="slower again: the second counts"),
+        pytest.param([[0.1], [0.6, 0.7], [0.8, 0.1]], [0.1, 0.7, 0.1], id="slower, then not"),
     ],
 )
-def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
+def test_a_turn_far_from_the_others_is_timed_once_more_whichever_way_it_is_off(
     turns: list[list[float]], kept: list[float]
 ) -> None:
     steps = iter([turns[0][0], *(step for turn in turns for step in turn)])  # a warm-up first
@@ -169,20 +156,6 @@ def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
     with made:
         made.run(len(turns))
     assert [m.step_seconds for m in made.measured[0]] == kept
-    assert next(steps, None) is None
-
-
-def test_a_machine_that_has_become_slower_is_waited_for_once_a_round() -> None:
-    rounds = [0.1, 0.2], [*[0.3] * 2, 0.15], [0.15, 0.3]
-    steps = iter([0.1, 0.2, *chain(*rounds)])  # a warm-up first
-
-    made, _ = contest(Workers(paced(steps)), [FAST, LARGE])
-    with made:
-        made.run(3)
-    assert [[m.step_seconds for m in of] for of in made.measured] == [
-        [0.1, 0.15, 0.15],
-        [0.2, 0.3, 0.3],
-    ]
     assert next(steps, None) is None
 
 

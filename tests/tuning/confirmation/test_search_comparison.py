@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
-from factories import steady
 
-from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.selection import Choice
 from autoprec.tuning.confirmation import interleaved_timing
-from autoprec.tuning.confirmation.search_comparison import overstated
-from autoprec.tuning.stage_results import (
-    REFERENCE,
-    ConfirmationResult,
-    ProofResult,
-    ProvenRecipe,
-    SearchResult,
-)
+from autoprec.tuning.stage_results import REFERENCE, ProvenRecipe, SearchResult
 from tests.tuning.fake_timing import (
     FAST,
     PLAIN,
@@ -102,42 +89,3 @@ def test_why_the_baseline_is_the_answer_is_not_said_of_what_was_not_seen(
     search = searched(*seen)
     result = confirmed(search, [])
     assert result.choice.reason == said
-
-
-def timed(*ratios: float) -> ConfirmationResult:
-    """A confirmation in whose rounds a recipe runs at `ratios` times the baseline's speed."""
-    steps = {PLAIN.key(): [0.1] * len(ratios), FAST[32].key(): [0.1 / each for each in ratios]}
-    return ConfirmationResult(
-        Choice(PLAIN, NOT_COMPARED, ""),
-        measured={key: tuple(steady(each, 32.0) for each in own) for key, own in steps.items()},
-    )
-
-
-PROOF = ProofResult(proven=(replace(proven(FAST[32]), rate=480.0),))
-
-
-@pytest.mark.parametrize(
-    ("ratios", "confirmed_ratio"),
-    [
-        ((0.9,) * 6, 0.9),
-        ((1.2,) * 6, 1.2),
-        ((1.1, 1.0, 1.05), 1.05),
-        ((1.3,) * 6, 1.5),  # as the search saw it, but for its errors
-        ((2.5,) * 6, 1.5),
-        ((0.9, 0.9, 1.3), 1.5),  # noise
-    ],
-)
-def test_the_search_overstated_what_neither_its_errors_nor_the_rounds_explain(
-    ratios: tuple[float, ...], confirmed_ratio: float
-) -> None:
-    search = searched((PLAIN, 320.0), (FAST[32], 480.0))
-    log_ratio = overstated(search, PROOF, timed(*ratios))
-    assert log_ratio == pytest.approx(math.log(1.5 / confirmed_ratio), abs=1e-3)
-
-
-def test_a_search_that_was_not_checked_or_only_rehearsed_overstated_nothing() -> None:
-    search = searched((PLAIN, 320.0), (FAST[32], 480.0))
-    rehearsed = replace(search, trials=replace(search.trials, rehearsed=True))
-    assert overstated(search, PROOF, timed(1.0, 1.0)) > 0.0
-    assert overstated(search, PROOF, replace(timed(1.0), measured={})) == 0.0
-    assert overstated(rehearsed, PROOF, timed(1.0, 1.0)) == 0.0

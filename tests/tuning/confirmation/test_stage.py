@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
@@ -50,20 +53,22 @@ def test_another_recipe_takes_the_place_of_one_that_fails(
 def test_the_rounds_before_a_failure_are_kept(
     search: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The winner among the finalists fails against the baseline, and then the time is over."""
+    """The winner runs beside its rivals and fails when it is measured; then the time is over."""
+    contests: list[Sequence[Recipe]] = []
 
     class Failing(FakeTiming):
         def run(self, rounds: int, running: SelectRemaining = keep_all) -> tuple[Finalist, ...]:
-            self.failing = () if FAST[32] in self.recipes else (FAST[64].key(),)
+            self.failing = (FAST[64].key(),) if contests else ()
+            contests.append(self.recipes)
             return super().run(rounds, running)
 
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Failing)
-    finalists = [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)]
-    lost = attempt(search, finalists)
+    lost = attempt(search, [proven(FAST[64])])
     assert isinstance(lost, FinalistLost)
-    assert lost.measured.keys() == {recipe.key() for recipe in (PLAIN, *FAST.values())}
+    raced = (PLAIN, FAST[64], replace(PLAIN, batch_size=64))
+    assert lost.measured.keys() == {recipe.key() for recipe in raced}
     monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, lambda: 2.0))
-    late = attempt(search, finalists[1:], lost)
+    late = attempt(search, [proven(FAST[32])], lost)
     assert isinstance(late, ConfirmationResult)
     assert late.measured == lost.measured
 
@@ -127,7 +132,7 @@ def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
     result = confirmed(search, [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)])
     assert result.choice.recipe == FAST[64]
     assert result.speedup is not None
-    assert result.speedup.rounds == 10  # five were not enough to tell
+    assert result.speedup.rounds == 5  # it is surely faster, if not known by how much
 
 
 def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
@@ -137,14 +142,14 @@ def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
 
     class Fading(FakeTiming):
         def finals(self, rounds: int) -> tuple[Finalist, ...]:
-            luck = (1.2, 1.2, 0.9, 1.2, 1.2, *(0.8,) * rounds)[:rounds]
+            luck = (1.2, 1.2, 0.7, 1.2, 1.2, *(0.8,) * rounds)[:rounds]
             return tuple(Finalist(r, (1.0,) * rounds if r == PLAIN else luck) for r in self.recipes)
 
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Fading)
-    search = searched((PLAIN, 1.0), (FAST[64], 1.2))
-    result = confirmed(search, [proven(FAST[64])])
+    search = searched((PLAIN, 1.0), (FAST[32], 1.2))
+    result = confirmed(search, [proven(FAST[32])])
     assert result.choice.recipe == PLAIN
-    assert result.choice.ratio.rounds == 7
+    assert result.choice.ratio.rounds == 9
 
 
 def test_finalists_that_are_all_slower_are_not_measured_again(
@@ -238,3 +243,111 @@ def test_what_there_was_no_time_to_confirm_is_not_chosen(
     assert result.choice.recipe == (FAST[32] if in_time else PLAIN)
     assert bool(result.not_covered) is not in_time
     assert in_time or "no time left to confirm" in result.choice.reason
+
+
+def raced(search: SearchResult, stage: type[FakeTiming], *recipes: Recipe) -> SearchResult:
+    """The search with three rounds of a race between these at the stage's rates."""
+    finalists = tuple(Finalist(each, (stage.rate(each),) * 3) for each in recipes)
+    return replace(search, finalists=finalists)
+
+
+class Contests(FakeTiming):
+    """Remembers who ran, in this test."""
+
+    seen: ClassVar[list[tuple[Recipe, ...]]] = []
+
+    def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
+        super().__init__(recipes)
+        Contests.seen.append(tuple(recipes))
+
+
+@pytest.fixture
+def contests(search: SearchResult, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, ...]]:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Contests)
+    monkeypatch.setattr(Contests, "seen", [])
+    return Contests.seen
+
+
+ALIKE = replace(PLAIN, batch_size=64)
+
+
+def test_where_the_winner_raced_beside_its_rivals_the_choice_is_known(
+    search: SearchResult, contests: list[tuple[Recipe, ...]]
+) -> None:
+    result = confirmed(raced(search, FakeTiming, PLAIN, FAST[64], ALIKE), [proven(FAST[64])])
+    assert contests == [(PLAIN, FAST[64], ALIKE)]  # with what its speedup consists of
+    assert result.choice.recipe == FAST[64]
+
+
+def test_where_another_was_proven_than_raced_beside_its_rivals_it_does_so_now(
+    search: SearchResult, contests: list[tuple[Recipe, ...]]
+) -> None:
+    result = confirmed(raced(search, FakeTiming, PLAIN, FAST[32], FAST[64]), [proven(FAST[64])])
+    assert contests == [(PLAIN, FAST[64], ALIKE)] * 2
+    assert result.choice.recipe == FAST[64]
+
+
+def test_a_rival_that_was_out_before_the_winner_is_not_chosen(
+    search: SearchResult, contests: list[tuple[Recipe, ...]]
+) -> None:
+    """Lucky in fewer rounds."""
+    search = raced(search, Useless, PLAIN, FAST[64], ALIKE)
+    plain, winner, alike = search.finalists
+    longer = [replace(each, rates=each.rates * 2) for each in (plain, winner)]
+    result = confirmed(replace(search, finalists=(*longer, alike)), [proven(FAST[64])])
+    assert result.choice.recipe == FAST[64]
+    assert len(contests) == 1
+
+
+def test_a_race_that_shows_no_gain_ends_it(
+    search: SearchResult, contests: list[tuple[Recipe, ...]]
+) -> None:
+    search = raced(search, FakeTiming, PLAIN, FAST[32])
+    plain, winner = search.finalists
+    result = confirmed(
+        replace(search, finalists=(plain, replace(winner, rates=plain.rates))), [proven(FAST[32])]
+    )
+    assert result.choice.recipe == PLAIN
+    assert contests == []
+
+
+def test_the_ratio_comes_from_rounds_after_the_choice(
+    search: SearchResult, contests: list[tuple[Recipe, ...]]
+) -> None:
+    search = raced(search, FakeTiming, PLAIN, FAST[64], ALIKE)
+    lucky = [replace(f, rates=tuple(1.1 * r for r in f.rates)) for f in search.finalists[1:]]
+    result = confirmed(replace(search, finalists=(search.finalists[0], *lucky)), [proven(FAST[64])])
+    assert result.speedup is not None
+    assert result.speedup.ratio == pytest.approx(4.0)
+
+
+def test_a_gain_in_the_race_that_is_gone_when_it_is_measured_is_inconclusive(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever slowed the baseline in search and race may come back, or have gone for good."""
+    search = raced(searched((PLAIN, 32.0), (FAST[32], 64.0)), FakeTiming, PLAIN, FAST[32])
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", loaded(1.0))
+    result = confirmed(search, [proven(FAST[32])])
+    assert result.choice.recipe == PLAIN
+    assert "the comparison saw 2.00x" in result.inconclusive
+
+
+@pytest.mark.usefixtures("contests")
+def test_a_baseline_that_raced_at_another_pace_than_it_was_searched_at_is_inconclusive(
+    search: SearchResult,
+) -> None:
+    """Whether or not anything else was left to be confirmed."""
+    search = raced(searched((PLAIN, 9985.0), (FAST[32], 448.0)), FakeTiming, PLAIN, FAST[32])
+    result = confirmed(search, [])
+    assert result.choice.recipe == PLAIN
+    assert "float32, batch 32 ran at 9985 samples/s in the search" in result.inconclusive
+
+
+@pytest.mark.parametrize(("on_cpu", "rounds"), [(True, SPEED.min_rounds), (False, 5)])
+def test_rounds_are_saved_where_each_costs_processes(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, rounds: int
+) -> None:
+    monkeypatch.setattr(JOB, "on_cpu", on_cpu)
+    result = confirmed(search, [proven(FAST[32])])
+    assert result.speedup is not None
+    assert result.speedup.rounds == rounds == min(rounds, JOB.options.rounds)

@@ -19,6 +19,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.tuning.options import Options
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.stage_results import REFERENCE, ProvenRecipe, TuningResult
 from tests.tuning.fake_results import BFLOAT16, SPACE, TASK, found, timed, with_confirmation
@@ -50,6 +51,7 @@ def profile_of(result: TuningResult, *, devices: int = 1, float32_allowed: bool 
         checkpoint=None,
         memory_bytes=None,
         task=SimpleNamespace(name="model.py"),
+        options=Options(),
     )
     return build_profile(cast(Any, job), result, digest="0" * 64, seconds=1.0)
 
@@ -74,6 +76,25 @@ def test_a_winners_claims_are_those_of_the_confirmation_and_its_proof() -> None:
         "6 rounds) and trains like float32; "
     )
     assert (evidence.baseline.step_seconds, evidence.chosen.step_seconds) == (0.1, 0.05)
+
+
+def test_the_batch_is_an_answer_of_its_own() -> None:
+    small = replace(BFLOAT16, batch_size=16)
+    slow = Outcome(SPACE.point(small), Status.OK, timed(0.025))
+    batch = profile_of(won(slow)).evidence.batch
+    assert batch is not None
+    assert (batch.yours, batch.chosen, batch.rule) == (32, 32, "knee")
+    assert (batch.knee, batch.fits, batch.loader_feeds) == (16, 32, None)
+    alone = profile_of(won()).evidence.batch
+    assert alone is not None
+    assert (alone.knee, alone.fits) == (None, 32)
+
+
+def test_the_loaders_pace_is_kept_in_samples_a_second() -> None:
+    result = with_confirmation(won(), measured={BFLOAT16.key(): (timed(0.05, data_seconds=0.2),)})
+    batch = profile_of(result).evidence.batch
+    assert batch is not None
+    assert batch.loader_feeds == 160.0
 
 
 def test_a_task_of_16_bit_weights_is_no_float32_in_its_profile() -> None:
@@ -213,6 +234,16 @@ def test_launches_limit_a_step_on_devices_that_are_sent_one_kernel_after_another
     compiled = on_device(won(recipe=replace(BFLOAT16, compile=True)), kind=DeviceKind.CUDA)
     assert limited(compiled, kernels=many) == "unknown"
     assert limited(gpu, kernels=(replace(many[0], count=1000),)) == "unknown"
+
+
+def test_an_update_limits_a_step_that_it_takes_half_of() -> None:
+    """The step takes 50 ms; when the task was described, all took twice as long."""
+    update = {"step_seconds": 0.1, "update_seconds": 0.06}
+    assert limited(won(), **update) == "the optimizer's update"
+    assert limited(won(), step_seconds=0.1, update_seconds=0.04) == "unknown"
+    assert limited(won(), step_seconds=0.02, update_seconds=0.015) == "unknown"
+    fused = replace(BFLOAT16, knobs={"fused_optimizer": True})
+    assert limited(won(recipe=fused), **update) == "unknown"
 
 
 def test_an_operator_that_was_slow_in_float32_says_nothing_of_16_bits() -> None:

@@ -41,7 +41,8 @@ def falls(step: int) -> float:
 class FakeTracer:
     """Losses by formula; a 16-bit recipe is off by `error` unless `culprits` are its islands.
 
-    Settings compute something else where all of `broken` are on.
+    Its metric is then `worse` than float32's. Settings compute something else where all of
+    `broken` are on.
     """
 
     def __init__(self, *, error: float = 0.0, step_error: float | None = 0.0, **known: Any) -> None:
@@ -53,6 +54,7 @@ class FakeTracer:
         self.raises: Exception | None = known.get("raises")
         self.reproducible = known.get("reproducible", True)
         self.metric: float | None = known.get("metric")
+        self.worse = known.get("worse", 0.0)
         self.stalls_after = known.get("stalls_after", math.inf)
         self.curve = known.get("curve", flattens)
         self.late_error = known.get("late_error", 0.0)
@@ -79,8 +81,7 @@ class FakeTracer:
             losses=tuple(self.curve(step) * (1 + error * step) for step in range(steps)),
             seconds=steps * self.step_seconds,
             reproducible=self.reproducible,
-            metric=self.metric,
-            **kwargs,
+            **{"metric": self.metric, **kwargs},
         )
 
     def reference(
@@ -92,6 +93,7 @@ class FakeTracer:
         accumulation_steps=1,
         seconds=None,
         stop_at_plateau=False,
+        compared_batch=None,
     ):
         self._note(f"reference {batch_size}x{accumulation_steps}")
         if stop_at_plateau:
@@ -99,11 +101,12 @@ class FakeTracer:
             steps = next(n for n in range(1, steps + 1) if proof_steps.has_ended(losses[:n], steps))
         run = self._run(0.0, steps, seconds)
         self.checkpoints = [step for step in checkpoints if step < len(run.losses)]
+        self.steps += len(self.checkpoints)  # on another batch: how noisy gradients are
         return run
 
     def compare_steps(self, *, recipe):
         self._note("compare_steps", recipe)
-        self.steps += 2 * len(self.checkpoints)
+        self.steps += len(self.checkpoints)
         error = self.step_error if self._off(recipe) else 0.0
         loss = None if error is None else 2.0 * (1 + error)
         return tuple(StepComparison(step, loss, 2.0, 0.01) for step in self.checkpoints)
@@ -138,7 +141,10 @@ class FakeTracer:
         error = 1e-6 if noisy else self.error if self._off(recipe) else 0.0
         if steps > LONG_STEPS and self._off(recipe):
             error = self.late_error
-        return self._run(error, steps, seconds, seed=seed, skipped=skipped)
+        metric = self.metric
+        if metric is not None and self._off(recipe):
+            metric -= self.worse
+        return self._run(error, steps, seconds, seed=seed, skipped=skipped, metric=metric)
 
     def _overflows(self, scale, steps):
         """The steps that a scale which doubles after every good step throws away."""

@@ -74,7 +74,7 @@ def test_what_passes_at_first_and_breaks_late_is_rejected_over_both_seeds():
     assert verdict.verdict == "rejected"
     assert "after 480 steps its loss is" in verdict.reason
     assert "over 2 seeds" in verdict.reason
-    assert tracer.calls[-3:] == ["noisy 0", "mixed_bfloat16 1", "float32 1", "noisy 1"][-3:]
+    assert tracer.calls[-3:] == ["float32 1", "noisy 0", "noisy 1"]
 
 
 def slows(step: int) -> float:

@@ -14,13 +14,31 @@ from tests.tuning.proof.fake_tracer import BFLOAT16, FLOAT16, FakeTracer, falls
 from tests.tuning.proof.test_recipe_proof_longer_runs import Leaning
 
 
-def test_a_metric_is_calibrated_on_every_seed():
-    def calls(tracer):
+def test_a_metric_that_falls_is_calibrated_on_every_seed():
+    def calls(**known):
+        tracer = FakeTracer(metric=0.9, **known)
         Proof(tracer).prove(BFLOAT16)
         return tracer.calls
 
-    assert "noisy 1" not in calls(FakeTracer())
-    assert "noisy 1" in calls(FakeTracer(metric=0.9))
+    assert not {"noise", "noisy 0", "noisy 1"} & set(calls())
+    assert {"noise", "noisy 0", "noisy 1"} <= set(calls(worse=0.1))
+
+
+@pytest.mark.parametrize(
+    ("known", "noise"),
+    [
+        ({"error": 0.0005}, []),
+        ({"error": 0.01}, ["noise", "noisy 0"]),  # its training leaves float32's
+        ({"step_error": 0.009}, []),
+        ({"step_error": 0.03}, ["noise"]),  # training settles what failed there
+        ({"step_error": 0.015, "error": 0.0015}, ["noise", "noisy 0"]),  # if it is as near as noise
+        ({"step_error": None}, []),
+    ],
+)
+def test_noise_is_measured_only_where_it_might_excuse_something(known, noise):
+    tracer = FakeTracer(**known)
+    Proof(tracer, steps=30).prove(BFLOAT16)
+    assert [call for call in tracer.calls if call.startswith("nois")] == noise
 
 
 def test_a_second_recipe_uses_what_is_known_of_float32():

@@ -15,6 +15,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.numerics.reference_recipe import settings_of
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import NoFeasibleRecipe
@@ -34,7 +35,7 @@ from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
 from tests.core.device.test_policies import facts as device
 
 F32, BF16, F16 = Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16
-SPACE = Space((F32, BF16, F16), (16, 32, 64), compile=(False, True))
+SPACE = Space((F32, BF16, F16), (16, 32, 64), compile=(False, True), batch_share=SPEED.most_share)
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
 
 
@@ -53,19 +54,15 @@ class Prover:
     def __init__(
         self,
         broken: Sequence[tuple[str, bool]] = (),
-        proven: Sequence[ProvenRecipe] = (),
         guilty: frozenset[str] = frozenset(),
     ) -> None:
         self.broken = broken
         self.guilty = guilty
-        self.proven = {each.recipe.key() for each in proven}
         self.asked: list[tuple[Policy, int, bool]] = []
         self.forgot = 0
 
     def prove(self, outcome: Outcome) -> ProofAttempt:
         recipe = SPACE.recipe(outcome.point)
-        if recipe.key() in self.proven:
-            return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, 0.1))
         self.asked.append((recipe.policy, recipe.batch_size, recipe.compile))
         if (recipe.policy.value, recipe.compile) in self.broken:
             return ProofAttempt(seconds=1.0)
@@ -78,19 +75,15 @@ class Prover:
         self.forgot += 1
 
 
-def searched(*history: Outcome, decided: bool = True) -> SearchResult:
-    """A search; `decided`: whether the re-ranking decided the order."""
-    ranking = tuple(replace(o) for o in history[::-1]) if decided else history
-    return SearchResult(Trials(TASK, SPACE, history), at(F32), ranking)
+def searched(*history: Outcome) -> SearchResult:
+    return SearchResult(Trials(TASK, SPACE, history), at(F32), history[::-1])
 
 
 def prove(
     *history: Outcome,
     policies: tuple[Policy, ...] = (),
     broken: Sequence[tuple[str, bool]] = (),
-    decided: bool = True,
     deadline: Deadline | None = None,
-    before: ProofResult | None = None,
     guilty: frozenset[str] = frozenset(),
 ) -> tuple[list[tuple[Policy, int, bool]], ProofResult]:
     """What was proven, and the result."""
@@ -100,10 +93,9 @@ def prove(
         deadline=deadline or Deadline(),
     )
     preflight = PreflightResult(TASK, device(DeviceKind.CPU), SPACE)
-    prover = Prover(broken, before.proven if before else (), guilty)
-    search = searched(*history, decided=decided)
-    result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover), before)
-    assert result.seconds == len(prover.asked) + (before.seconds if before else 0.0)
+    prover = Prover(broken, guilty)
+    result = run_proofs(cast(Any, job), preflight, searched(*history), cast(Any, prover))
+    assert result.seconds == len(prover.asked)
     assert prover.forgot == 1
     return prover.asked, result
 
@@ -112,26 +104,25 @@ def said(result: ProofResult) -> dict[str, str]:
     return {refusal.candidate: refusal.reason for refusal in result.refusals}
 
 
-def test_the_fastest_recipe_of_every_policy_that_may_win_is_proven_fastest_first() -> None:
+def test_the_fastest_is_proven_and_nothing_else_where_it_passes() -> None:
     asked, result = prove(
         ran(100, F32), ran(120, F32, 64), ran(150, F16), ran(200, BF16), ran(180, BF16, 16)
     )
     assert asked == [(BF16, 32, False)]
     assert [proven.recipe.policy for proven in result.proven] == [BF16]
     assert result.refusals == ()
-    asked, result = prove(ran(190, F32), ran(175, F16), ran(200, BF16))
-    assert [policy for policy, *_ in asked] == [BF16, F32]
-    assert [proven.rate for proven in result.proven] == [200, 190]
+    asked, result = prove(ran(190, F32), ran(199, F16), ran(200, BF16))
+    assert [policy for policy, *_ in asked] == [BF16]
+    assert [proven.rate for proven in result.proven] == [200]
 
 
-@pytest.mark.parametrize(("rate", "proven"), [(95.0, True), (94.9, False)])
+@pytest.mark.parametrize(("rate", "proven"), [(100.1, True), (99.9, False)])
 def test_what_is_slower_than_the_fastest_float32_recipe_is_refused_with_its_number(
     rate: float, proven: bool
 ) -> None:
-    """Within the error of the search it may be faster yet."""
     asked, result = prove(ran(50, F32), ran(100, F32, 64), ran(rate, BF16, 64))
-    assert [policy for policy, *_ in asked] == ([F32, BF16] if proven else [F32])
-    slower = {"mixed_bfloat16": "measured 0.95x the speed of the best float32 recipe"}
+    assert [policy for policy, *_ in asked] == ([BF16] if proven else [F32])
+    slower = {"mixed_bfloat16": "measured 1.00x the speed of the best float32 recipe"}
     nothing = {"mixed_float16": "the search ended before it was tried"}
     assert said(result) == nothing | ({} if proven else slower)
 
@@ -158,14 +149,19 @@ def test_where_float32_may_not_be_chosen_it_is_not_proven_and_refuses_nothing() 
 def test_a_policy_that_failed_everywhere_is_refused_with_its_first_failure() -> None:
     failed = Outcome(at(F16), Status.UNSUPPORTED, reason="no kernel")
     other = Outcome(at(F16, 64), Status.TIMEOUT, reason="slow")
-    _, result = prove(ran(100, F32), failed, other, decided=False)
+    _, result = prove(other, failed, ran(100, F32))
     assert said(result)["mixed_float16"] == "unsupported: no kernel"
 
 
-@pytest.mark.parametrize(("rate", "proven"), [(85.0, True), (84.9, False)])
-def test_what_is_clearly_slower_than_what_passed_is_not_proven(rate: float, proven: bool) -> None:
-    asked, _ = prove(ran(100, BF16), ran(rate, F16), policies=(BF16, F16))
-    assert (F16 in [policy for policy, *_ in asked]) is proven
+def test_what_is_slower_than_what_passed_is_not_proven_and_what_is_faster_is() -> None:
+    """A policy's fastest recipe may be refused, and what is left of it slower than another's."""
+    history = (ran(200, BF16, compiled=True), ran(120, BF16), ran(150, F16))
+    policies, broken = (BF16, F16), [("mixed_bfloat16", True)]
+    asked, result = prove(*history, policies=policies, broken=broken)
+    assert [policy for policy, *_ in asked] == [BF16, BF16, F16]
+    assert result.fastest.recipe.policy is F16
+    asked, _ = prove(*history[:2], ran(119, F16), policies=policies, broken=broken)
+    assert [policy for policy, *_ in asked] == [BF16, BF16]
 
 
 def test_what_is_slower_than_what_did_not_pass_is_proven() -> None:
@@ -174,19 +170,6 @@ def test_what_is_slower_than_what_did_not_pass_is_proven() -> None:
     )
     assert [policy for policy, *_ in asked] == [BF16, F16]
     assert [proven.recipe.policy for proven in result.proven] == [F16]
-
-
-@pytest.mark.parametrize(
-    ("decided", "second", "batches"),
-    [(True, 99.0, [64]), (False, 99.0, [64, 32]), (False, 94.0, [64])],
-)
-def test_two_recipes_of_a_policy_are_proven_where_the_re_ranking_left_it_open(
-    decided: bool, second: float, batches: list[int]
-) -> None:
-    asked, _ = prove(
-        ran(100, BF16, 64), ran(second, BF16), ran(40, BF16, 16), policies=(BF16,), decided=decided
-    )
-    assert [batch for _, batch, _ in asked] == batches
 
 
 def test_where_a_compiler_breaks_a_policy_the_policy_by_itself_is_proven() -> None:
@@ -273,36 +256,6 @@ def test_where_nothing_passes_every_reason_is_told() -> None:
         "no policy that was asked for passes (mixed_float16: crashed: died). Add float32 to "
         "`policies`, or accept what trains differently with `accept_drift`"
     )
-
-
-BEFORE = ProofResult(
-    proven=(ProvenRecipe(SPACE.recipe(at(BF16, 64)), REFERENCE, 200, 0.1),), seconds=9.0
-)
-
-
-def test_what_was_proven_before_the_search_ran_again_stays_proven_at_its_present_speed() -> None:
-    asked, result = prove(ran(100, F32), ran(180, BF16, 64), ran(220, BF16), before=BEFORE)
-    assert asked == [(BF16, 32, False)]
-    found = [(each.recipe.batch_size, each.rate) for each in result.proven]
-    assert found == [(32, 220), (64, 180)]
-
-
-def test_it_stays_where_nothing_that_is_faster_now_passes() -> None:
-    asked, result = prove(
-        ran(180, BF16, 64),
-        ran(220, BF16),
-        policies=(BF16,),
-        broken=[("mixed_bfloat16", False)],
-        before=BEFORE,
-    )
-    assert asked == [(BF16, 32, False)]
-    assert [(each.recipe.batch_size, each.rate) for each in result.proven] == [(64, 180)]
-
-
-def test_what_was_proven_before_and_failed_since_is_gone() -> None:
-    crashed = replace(ran(180, BF16, 64), status=Status.CRASHED, measurement=None)
-    _, result = prove(ran(100, F32), crashed, ran(220, BF16), before=BEFORE)
-    assert [each.recipe.batch_size for each in result.proven] == [32]
 
 
 def test_a_finalist_that_is_lost_is_replaced_by_the_fastest_at_a_smaller_batch() -> None:

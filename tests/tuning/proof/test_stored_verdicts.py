@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -79,6 +80,21 @@ def test_what_is_not_the_recipes_doing_is_proven_once_more_from_the_start(
     assert attempt.proven.verdict.verdict == "equal"
     assert attempt.refusal is None
     assert tracer.calls.count("reference 8x1") == 2
+
+
+def test_a_proof_took_all_the_time_from_its_first_call_to_its_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What sets the pace, settings and the loss scale is part of it, as is a failed first try."""
+    now = itertools.count(100.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    for tracer in (Tracer("nothing"), Tracer("compare_steps", FailureKind.KILLED)):
+        before = next(now)
+        attempt = prove(tracer, monkeypatch, LAID_OUT.with_policy(Policy.MIXED_BFLOAT16))
+        assert attempt.proven is not None
+        clocks = next(now) - before - 1  # readings of the clock, a second each
+        assert attempt.seconds == clocks - 1
+        assert attempt.seconds > attempt.proven.verdict.seconds
 
 
 IMPLICIT = Recipe(batch_size=8, knobs={"implicit_bfloat16": True})

@@ -80,7 +80,7 @@ def test_float8_is_tried_where_device_widths_and_compiler_allow_it() -> None:
     ("facts", "options", "width", "reason"),
     [
         (H100, GPU, 768, "2048 or more wide on both sides, in multiples of 16 (the widest is 768"),
-        (H100, Options(), 4096, "it is tried in compiled recipes alone (--compile)"),
+        (H100, Options(compile=False), 4096, "it is tried in compiled recipes alone (--compile)"),
         (A100, GPU, 4096, "float8 is absent on this device: its Tensor Cores begin at compute cap"),
         (MI300, GPU, 4096, "float8 is built for CUDA alone: its products are of e4m3fnuz"),
         (H100, replace(GPU, policies=(Policy.FLOAT32,)), 4096, "refines mixed_bfloat16, which is"),

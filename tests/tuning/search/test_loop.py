@@ -1,4 +1,4 @@
-"""The search as the tuner runs it: once, and again with what re-ranking corrected."""
+"""The search as the tuner runs it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from factories import measured_twice, no_contention, ran_at
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key, powers_of_two
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.search import loop as search_loop
 from autoprec.tuning.search.drift_correction import DriftMonitor
-from autoprec.tuning.search.loop import Search, outcome_at
+from autoprec.tuning.search.loop import Search
 from autoprec.tuning.search.task_space import baseline_point
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import Deadline
@@ -61,7 +60,7 @@ def rate(point: Point) -> float:
 
 
 def measured(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
-    return ran_at(point, rate(point), peak_memory_bytes=1)
+    return ran_at(point, rate(point), peak_memory_bytes=1, warmup_seconds=0.5)
 
 
 class Tuning:
@@ -92,26 +91,16 @@ class Tuning:
             cast(Any, job), self.study, space, self.baseline, clock=lambda: self.now
         )
 
-    def run(self, reranked: Reranking) -> list[int]:
+    def run(self) -> list[int]:
         """Search; return the batches of the trials that it made."""
         self.events.clear()
         runner = SimpleNamespace(pids=(), load=lambda: None)
-        self.history = self.search.run(cast(Any, runner), reranked)
+        self.history = self.search.run(cast(Any, runner))
         return [e.recipe.batch_size for e in self.events if isinstance(e, TrialFinished)]
 
     @property
     def notes(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Note)]
-
-    def reranked(self, rates: dict[int, float]) -> Reranking:
-        """Heats in which these batches of plain bfloat16 came to these rates."""
-        fast = {**self.baseline, "policy": "mixed_bfloat16"}
-        ran = []
-        for batch, corrected in rates.items():
-            outcome = outcome_at(self.history, {**fast, BATCH: batch})
-            assert outcome is not None
-            ran.append(replace(outcome, drift=outcome.rate / corrected))
-        return Reranking(tuple(ran), len(self.history))
 
 
 @pytest.fixture
@@ -120,14 +109,9 @@ def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
     return Tuning(tmp_path)
 
 
-def test_the_search_goes_on_where_re_ranking_corrected_what_ended_it(tuning: Tuning) -> None:
-    first = tuning.run(Reranking())
-    assert 1024 in first
-    assert 2048 not in first
+def test_the_search_says_why_it_ends(tuning: Tuning) -> None:
+    assert 1024 in tuning.run()
     assert [note.split(":")[0] for note in tuning.notes] == ["the search ends"]
-    assert 2048 in tuning.run(tuning.reranked(CORRECTED))
-    said = [note.split(",")[0].split(":")[0] for note in tuning.notes]
-    assert said == ["the search continues", "the search ends"]
 
 
 def test_a_trial_that_other_processes_disturb_runs_again_unless_it_failed(
@@ -143,26 +127,11 @@ def test_a_trial_that_other_processes_disturb_runs_again_unless_it_failed(
 
     monkeypatch.setattr(search_loop, "run_trial", disturbed_first)
     tuning = Tuning(tmp_path, contention_monitor=measured_twice(), sampler="grid")
-    tuning.run(Reranking())
+    tuning.run()
     assert {o.rate for o in tuning.history if o.rate} == {
         rate(o.point) for o in tuning.history if o.rate
     }
     assert {o.rate > 0: ran[point_key(o.point)] for o in tuning.history} == {True: 2, False: 1}
-
-
-def test_it_ends_silently_where_re_ranking_corrected_nothing(tuning: Tuning) -> None:
-    tuning.run(Reranking())
-    assert tuning.run(tuning.reranked({128: 1739.0, 256: 1716.0})) == []
-    assert tuning.notes == []
-
-
-def test_the_search_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_loop, "run_trial", measured)
-    tuning = Tuning(tmp_path, search_limit=100.0)
-    tuning.run(Reranking())
-    tuning.now = 101.0
-    assert tuning.run(tuning.reranked(CORRECTED)) == []
-    assert not tuning.search.time_limit_reached  # it had ended before
 
 
 def test_a_search_that_its_limit_ended_says_so(
@@ -175,18 +144,10 @@ def test_a_search_that_its_limit_ended_says_so(
         return measured(runner, point, recipe)
 
     monkeypatch.setattr(search_loop, "run_trial", slow)
-    tuning.run(Reranking())
+    tuning.run()
     assert len(tuning.history) == 3
-    assert tuning.search.time_limit_reached
+    assert tuning.search.not_covered == ("recipes the search had no time to try",)
     assert tuning.notes == ["the search ends: the search's limit of 100 s is reached"]
-
-
-def test_what_no_model_can_know_is_not_looked_at_twice(tuning: Tuning) -> None:
-    """That 1024 is the fastest makes its twin of another layout no likelier to be so."""
-    tuning.run(Reranking())
-    tuning.run(tuning.reranked(CORRECTED))
-    again = [e.recipe for e in tuning.events if isinstance(e, TrialFinished)]
-    assert {(r.policy, r.memory_format) for r in again} == {(Policy.MIXED_BFLOAT16, "contiguous")}
 
 
 KEEPING = replace(SPACE, knobs={KEEP_MEMORY: (False, True)})
@@ -215,7 +176,7 @@ def test_a_study_that_goes_on_is_anchored_by_its_baseline(
     monkeypatch.setattr(search_loop, "run_trial", measured)
     monkeypatch.setattr(DriftMonitor, "measure_since_resume", lambda self, runner, first: drift)
     tuning = Tuning(tmp_path, space=KEEPING, trials=1 if alone else 4)
-    tuning.run(Reranking())
+    tuning.run()
     tuning.events.clear()
     tuning.search.measure_since_resume(cast(Any, SimpleNamespace(load=lambda: None)))
     assert (tuning.study.history() == ()) is forgotten
@@ -250,7 +211,7 @@ def test_where_memory_is_kept_a_recipe_leaves_as_much_again(
 
     monkeypatch.setattr(search_loop, "run_trial", growing)
     tuning = Tuning(tmp_path, space=space, memory_bytes=700)
-    tuning.run(Reranking())
+    tuning.run()
     fastest = max(tuning.history, key=lambda outcome: outcome.rate)
     assert fastest.point[BATCH] == largest
     too_large = {o.point[BATCH] for o in tuning.history if o.status is Status.WOULD_NOT_FIT}

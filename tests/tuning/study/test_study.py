@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from factories import steady
@@ -12,12 +11,14 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
+from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
-from autoprec.tuning.options import Options, Sampler
-from autoprec.tuning.proof.stored_verdicts import StoredProofSteps
+from autoprec.tuning.options import SAMPLERS, Options
+from autoprec.tuning.proof.stored_verdicts import StoredProofLengths
 from autoprec.tuning.study import study as study_module
+from autoprec.tuning.study.samplers import sampler_of
 from autoprec.tuning.study.study import Study, record_out_of_memory, study_name
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
@@ -79,12 +80,12 @@ def test_an_outcome_that_was_written_counts_even_if_the_trial_was_not_closed(
     assert opened(journal).history() == (outcome(point),)
 
 
-def test_a_point_counts_once(journal: Path) -> None:
+def test_a_point_counts_once_with_the_middle_of_its_timings(journal: Path) -> None:
     study = opened(journal)
-    for step in (0.01, 0.02):
+    for step in (0.01, 0.04, 0.02):
         trial, point = study.ask(points()[0])
         study.tell(trial, outcome(point, step=step))
-    assert study.history() == (outcome(points()[0], step=0.01),)
+    assert study.history() == (outcome(points()[0], step=0.02),)
 
 
 def test_fresh_forgets(journal: Path) -> None:
@@ -154,7 +155,7 @@ def test_another_version_is_another_study(monkeypatch: pytest.MonkeyPatch) -> No
     assert study_name("s", 1) != before
 
 
-@pytest.mark.parametrize("sampler", get_args(Sampler))
+@pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna.samplers.QMCSampler"])
 def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str) -> None:
     study = Study(journal, "s")
     study.set_space(SPACE, sampler=sampler, seed=3)
@@ -164,18 +165,42 @@ def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str)
         study.tell(trial, outcome(point))
 
 
-def test_how_many_steps_proofs_take_is_known_to_the_next_tuning(journal: Path) -> None:
-    steps = StoredProofSteps(opened(journal), Options())
-    steps["8x1"] = 480
-    steps["16x2"] = 120
-    again = StoredProofSteps(opened(journal), Options())
-    assert dict(again) == {"8x1": 480, "16x2": 120}
-    assert (
-        dict(StoredProofSteps(opened(journal), Options(proof_seconds=8.0))) == {}
-    )  # less time was given
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("optuna.samplers.Nothing", "has no attribute 'Nothing'"),
+        ("no_such_package.Sampler", "No module named 'no_such_package'"),
+        ("pathlib.Path", "it is no subclass of optuna.samplers.BaseSampler"),
+        ("optuna.samplers.GridSampler", "it cannot be made: "),
+    ],
+)
+def test_what_is_no_sampler_is_refused_with_what_was_expected(name: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        sampler_of(name, 0)
+    assert why in str(caught.value)
+    assert "its import path such as optuna.samplers.GPSampler" in str(caught.value)
+
+
+def test_a_sampler_by_its_import_path_draws_from_the_seed(journal: Path) -> None:
+    def asked(name: str, seed: int) -> list[object]:
+        study = Study(journal, name)
+        study.set_space(SPACE, sampler="optuna.samplers.RandomSampler", seed=seed)
+        return [study.ask()[1] for _ in range(5)]
+
+    assert asked("one", 3) == asked("other", 3) != asked("third", 4)
+
+
+def test_how_long_proofs_are_is_known_to_the_next_tuning(journal: Path) -> None:
+    longest, shorter = ProofLength(480, 8), ProofLength(120, 16)
+    lengths = StoredProofLengths(opened(journal), Options())
+    lengths["8x1"], lengths["32x2"] = longest, shorter
+    again = StoredProofLengths(opened(journal), Options())
+    assert dict(again) == {"8x1": longest, "32x2": shorter}
+    less_time = Options(proof_seconds=8.0)
+    assert dict(StoredProofLengths(opened(journal), less_time)) == {}
     del again["8x1"]
-    assert dict(steps) == {"16x2": 120}
-    assert len(steps) == 1
+    assert dict(lengths) == {"32x2": shorter}
+    assert len(lengths) == 1
 
 
 def test_a_proof_of_fewer_steps_than_are_a_training_is_refused() -> None:

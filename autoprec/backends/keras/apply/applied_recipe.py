@@ -154,7 +154,7 @@ class AppliedRecipe:
         self._pad(units)
         self._kept += self._policies.apply(units, policy, self._islands)
         for island in self._islands:
-            _own_code_in_float32(island, self._islands, self._hooks)
+            own_code_in_float32(island, self._islands, self._hooks)
         if policy.mixed:
             self._outputs.apply(self._units)
             _add_losses_in_float32(self.model, self._hooks)
@@ -236,9 +236,10 @@ class AppliedRecipe:
         before, self._islands = self._islands, self._resolve() if policy.mixed else ()
         self._kept += self._policies.extend(new, policy, self._islands)
         for island in set(self._islands) - set(before):
-            _own_code_in_float32(island, self._islands, self._hooks)
+            own_code_in_float32(island, self._islands, self._hooks)
         if policy.mixed:
             self._outputs.make_softmax_float32(new)
+            self._outputs.make_direct_calls_float32(new)
         self._follow_state(new)
         self._await_builds(new)
 
@@ -246,6 +247,23 @@ class AppliedRecipe:
         """Let a skipped update undo what the forward pass changed."""
         if self._recipe.policy.needs_loss_scale:
             follow_state(self.model, units, self._hooks)
+
+    @property
+    def units(self) -> tuple[LayerUnit, ...]:
+        """Return the model's layers."""
+        return self._units
+
+    def keep_in_float32(self, paths: Collection[str]) -> None:
+        """Keep further layers in float32, from the model's next step on."""
+        more = [u for u in self._units if u.path in paths and u not in self._islands]
+        known = self._recipe.float32_modules
+        self._recipe = replace(self._recipe, float32_modules=(*known, *(u.path for u in more)))
+        self._islands = (*self._islands, *more)
+        for unit in more:
+            self._policies.set(unit, "float32")
+        for unit in more:
+            own_code_in_float32(unit, self._islands, self._hooks)
+        trace_again(self.model, watched=True)
 
     # What compile sets ---------------------------------------------------------------------------
 
@@ -269,7 +287,7 @@ def undo_former_recipe(layer: Any) -> None:
         former.restore()
 
 
-def _own_code_in_float32(
+def own_code_in_float32(
     island: LayerUnit, islands: Sequence[LayerUnit], hooks: InstalledHooks
 ) -> None:
     """Let a container compute its own code in float32 on what its 16-bit layers give it."""

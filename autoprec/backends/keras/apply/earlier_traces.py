@@ -22,13 +22,14 @@ from autoprec.errors import AutoprecWarning
 _LIBRARIES = ("keras", "tensorflow", "autoprec")
 
 
-def trace_again(model: Any, *, warn: bool = False) -> None:
+def trace_again(model: Any, *, warn: bool = False, watched: bool = False) -> None:
     """Make Keras trace again what it did of a model, of models in it, and of those around it.
 
-    With `warn`, say which functions of the script were traced with the model's weights.
+    With `warn`, say which functions of the script were traced with the model's weights; with
+    `watched`, a look at the model's counters stays.
     """
     models, functions = _alive()
-    retrace_functions(model)
+    retrace_functions(model, watched=watched)
     inside = model._flatten_layers(include_self=False)
     for each in (*inside, *(outer for outer in models if _holds(outer, model))):
         retrace_functions(each, watched=True)

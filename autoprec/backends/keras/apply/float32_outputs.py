@@ -23,6 +23,7 @@ from autoprec.backends.keras.apply.layer_names import (
     has_graph,
     snake_case,
 )
+from autoprec.backends.keras.apply.lifecycle_hooks import outermost_called_layer
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.nested_outputs import tensors_in, to_float32
 from autoprec.backends.keras.apply.skipped_updates import STATE
@@ -80,6 +81,7 @@ class OutputsInFloat32:
         """Find the layers that end the model `units[0]`, and make their outputs float32."""
         model = units[0].layer
         self.add_units(units)
+        self.make_direct_calls_float32(units)
         if has_graph(model):
             for tensor in keras.tree.flatten(model.outputs):
                 self._walk_back(tensor)
@@ -88,6 +90,12 @@ class OutputsInFloat32:
         if _activation_name(unit := units[-1].layer) not in ("", "linear"):
             self.make_float32(unit)
         self._hooks.install(model, "call", UngraphedOutputs(model, model.call, self))
+
+    def make_direct_calls_float32(self, units: Sequence[LayerUnit]) -> None:
+        """Make what models inside the model give to a script float32, as in a `train_step`."""
+        for unit in units:
+            if isinstance(unit.layer, keras.Model) and unit.parent is not None:
+                self._hooks.install(unit.layer, "call", ModelOutputs(unit.layer, unit.layer.call))
 
     def add_units(self, units: Sequence[LayerUnit]) -> None:
         """Take in where layers stand; those made later too."""
@@ -151,28 +159,23 @@ def _activation_name(layer: Any) -> str:
     return str(getattr(activation, "__name__", type(activation).__name__))
 
 
-class UngraphedOutputs(Hook):
-    """The `call` of a model without a graph: the layers that end it are found when it first runs.
+class ModelOutputs(Hook):
+    """The `call` of a model, giving float32 where a script calls it itself.
 
-    On TensorFlow the first call traces the model once into a scratch graph, which runs nothing, to
-    see which layer made the output. Elsewhere only the layers that end in a softmax are known.
+    Within the call of another layer its output is one of many in between, and stays as it is.
     """
 
-    def __init__(self, model: Any, original: Callable[..., Any], outputs: OutputsInFloat32) -> None:
+    def __init__(self, model: Any, original: Callable[..., Any]) -> None:
         super().__init__(original)
         self.model = model
-        self.outputs = outputs
-        self.resolved = False
         self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, having looked once at what ends it."""
-        if not self.resolved and self.model.built:
-            self.resolved = True
-            if keras.config.backend() == "tensorflow":
-                for layer in _last_layers(self.model, self.original, args, kwargs):
-                    self.outputs.make_float32(layer)
-        return to_float32(self.original(*args, **kwargs), self._name)
+        """Call the model."""
+        result = self.original(*args, **kwargs)
+        outermost = outermost_called_layer()
+        within = outermost is not None and outermost is not self.model
+        return result if within else to_float32(result, self._name)
 
     def _name(self, value: Any, why: str) -> None:
         """Warn, once for each class, of an object whose tensors stay in 16 bits."""
@@ -187,6 +190,29 @@ class UngraphedOutputs(Hook):
             AutoprecWarning,
             stacklevel=3,
         )
+
+
+class UngraphedOutputs(ModelOutputs):
+    """The `call` of a model without a graph: the layers that end it are found when it first runs.
+
+    On TensorFlow the first call traces the model once into a scratch graph, which runs nothing, to
+    see which layer made the output. Elsewhere only the layers that end in a softmax are known. It
+    gives float32 wherever it is called.
+    """
+
+    def __init__(self, model: Any, original: Callable[..., Any], outputs: OutputsInFloat32) -> None:
+        super().__init__(model, original)
+        self.outputs = outputs
+        self.resolved = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, having looked once at what ends it."""
+        if not self.resolved and self.model.built:
+            self.resolved = True
+            if keras.config.backend() == "tensorflow":
+                for layer in _last_layers(self.model, self.original, args, kwargs):
+                    self.outputs.make_float32(layer)
+        return to_float32(self.original(*args, **kwargs), self._name)
 
 
 def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:

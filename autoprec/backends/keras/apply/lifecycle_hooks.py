@@ -98,7 +98,7 @@ class FirstCallHook(Hook):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Report the first call, then call the model as it is by then."""
-        if _is_symbolic((args, kwargs)) or _outermost_called_layer() not in (None, self.model):
+        if _is_symbolic((args, kwargs)) or outermost_called_layer() not in (None, self.model):
             return self.original(*args, **kwargs)
         vars(self.model).pop("call")
         with _init_scope():
@@ -116,7 +116,7 @@ def _is_symbolic(values: Any) -> bool:
     return any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(values))
 
 
-def _outermost_called_layer() -> Any:
+def outermost_called_layer() -> Any:
     """Return the outermost layer that Keras is calling now; None outside every call."""
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer

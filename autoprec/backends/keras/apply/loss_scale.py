@@ -197,3 +197,16 @@ def has_value(tensor: Any) -> bool:
 def value_of(variable: Any) -> Any:
     """Return the value of a scalar variable as a NumPy scalar."""
     return ops.convert_to_numpy(ops.convert_to_tensor(variable))
+
+
+def warn_of_floor(floor: float, step: int) -> None:
+    """Warn that a loss scale fell to its floor at a step, and gradients are not finite there."""
+    warnings.warn(
+        f"the loss scale reached its floor of {floor:g} at step {step}, and gradients are not "
+        "finite there. If the loss is not finite either, the forward pass overflows float16: keep "
+        "the layers that do in float32, or use mixed_bfloat16; if it is finite, the backward pass "
+        "overflows, and a lower floor helps (loss_scale: floor in the profile) (silence: "
+        "warnings.simplefilter('ignore', AutoprecWarning))",
+        AutoprecWarning,
+        stacklevel=3,
+    )

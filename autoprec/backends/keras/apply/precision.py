@@ -1,13 +1,11 @@
 """What a Keras training script holds after a recipe was applied to its model.
 
-`fit`, a custom `train_step` and a hand-written loop all go through the optimizer that `Precision`
-wrapped; the loop also asks it for the scaled loss. Nothing here measures or chooses.
+`fit`, a custom `train_step` and a loop all go through the optimizer that `Precision` wrapped.
 """
 
 from __future__ import annotations
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,14 +21,16 @@ from autoprec.backends.keras.apply.loss_scale import (
     ScaledOptimizer,
     has_value,
     value_of,
+    warn_of_floor,
 )
 from autoprec.backends.keras.apply.padding import PaddedLayer
 from autoprec.backends.keras.apply.replicas import replica_parts, scope_of_optimizer
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.recipe_words import describe_batch
-from autoprec.errors import AutoprecWarning, UsageError
+from autoprec.errors import UsageError
 
 logger = logging.getLogger("autoprec")
 
@@ -106,6 +106,7 @@ class Precision:
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _warned: set[int] = field(default_factory=set)
     _logged: KerasStepCounts = field(default_factory=KerasStepCounts)
+    watcher: Any = None  # the surgeon's, over the whole training
 
     def __repr__(self) -> str:
         recipe = self.recipe
@@ -187,8 +188,7 @@ class Precision:
     def attach(self, model: Any, optimizers: Sequence[Any] = ()) -> Precision:
         """Apply the recipe to `model`, which was built after the policy was set.
 
-        A model that is compiled or called is attached by itself; this is for one that should be
-        earlier, or that was built before.
+        A model that is compiled or called is attached by itself; this is for one built before.
         """
         if self.attach_to is None:
             raise UsageError("this Precision already has its model")
@@ -260,12 +260,10 @@ class Precision:
     @property
     def scale(self) -> float:
         """Return the current loss scale; 1 where the policy needs none."""
-        scaled = self._first_scaled()
+        scaled = next(iter(self._scaled_optimizers()), None)
         if scaled is None:
             return 1.0
-        return (
-            float(value_of(scaled.dynamic_scale)) if scaled.built else float(scaled.initial_scale)
-        )
+        return float(value_of(scaled.dynamic_scale) if scaled.built else scaled.initial_scale)
 
     @property
     def steps(self) -> int:
@@ -304,8 +302,8 @@ class Precision:
     @property
     def nonfinite_losses(self) -> int:
         """Count the losses that were infinite or NaN since the recipe was applied, by replica."""
-        counting = [each for each in self._registered() if each.nonfinite is not None]
-        parts = [p for each in counting for p in replica_parts(each.nonfinite, each.model)]
+        counted = [each for each in self._registered() if each.nonfinite is not None]
+        parts = (part for each in counted for part in replica_parts(each.nonfinite, each.model))
         return sum(int(value_of(part)) for part in parts)
 
     def check(self) -> None:
@@ -320,20 +318,25 @@ class Precision:
             step = int(value_of(scaled.floor_step)) if scaled.built else 0
             if step and id(scaled) not in self._warned:
                 self._warned.add(id(scaled))
-                warnings.warn(
-                    f"the loss scale reached its floor of {scaled.floor:g} at step {step}, and "
-                    "gradients are not finite there. If the loss is not finite either, the forward "
-                    "pass overflows float16: keep the layers that do in float32, or use "
-                    "mixed_bfloat16; if it is finite, the backward pass overflows, and a lower "
-                    "floor helps (loss_scale: floor in the profile) (silence: "
-                    "warnings.simplefilter('ignore', AutoprecWarning))",
-                    AutoprecWarning,
-                    stacklevel=2,
-                )
+                warn_of_floor(scaled.floor, step)
+
+    def watch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
+        """Check a batch of a loop of the script's own, before its step, if it is due.
+
+        The model must be compiled with the loss. `fit` does this by itself.
+        """
+        if self.watcher is not None and self.model is not None:
+            self.watcher.before_step(self.model, (x, y, sample_weight))
+
+    @property
+    def watched(self) -> tuple[WatchedStep, ...]:
+        """Return the checks made during training so far."""
+        return () if self.watcher is None else tuple(self.watcher.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scales' state as plain values; the optimizers save it as well."""
-        return {
+        """Return the loss scales' state, which optimizers save as well, and the checks so far."""
+        watch = {} if self.watcher is None else {"watch": self.watcher.state_dict()}
+        return watch | {
             "loss_scales": [
                 {name: value_of(getattr(s, name)).item() for name in STATE_VARIABLES}
                 for s in self._scaled_optimizers()
@@ -351,6 +354,8 @@ class Precision:
                 )
             for name in STATE_VARIABLES:
                 getattr(scaled, name).assign(saved[name])
+        if self.watcher is not None and "watch" in state:
+            self.watcher.load_state_dict(state["watch"], self.model)
 
     def restore(self) -> None:
         """Put back what was changed: policies, wrappers, the model's optimizer, global settings.
@@ -385,9 +390,6 @@ class Precision:
         raise UsageError(
             f"{optimizer.name} is not an optimizer this Precision knows; give it to apply"
         )
-
-    def _first_scaled(self) -> Any:
-        return next(iter(self._scaled_optimizers()), None)
 
     def _scaled_optimizers(self) -> list[Any]:
         found = (optimizer_wrapping.find_wrapper(o, ScaledOptimizer) for o in self.optimizers)

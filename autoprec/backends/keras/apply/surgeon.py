@@ -31,8 +31,10 @@ from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
 from autoprec.backends.keras.apply.replicas import fit_to_replicas, refuse_keras_distribution
 from autoprec.backends.keras.apply.unreached_updates import UpdateWatch
+from autoprec.backends.keras.watch.watch import Watch
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.watching import Action
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 
@@ -74,6 +76,12 @@ class KerasSurgeon:
             raise
         precision._undo.append(UpdateWatch(precision).stop)
         return precision
+
+    def watch(
+        self, precision: Precision, *, model: Any, device: str, action: Action, every: int
+    ) -> None:
+        """See `WatchingSurgeon.watch`."""
+        precision.watcher = Watch(precision, action=action, every=every)
 
     def leave_unchanged(
         self,

@@ -36,12 +36,12 @@ def retrace_functions(model: Any, *, watched: bool = False) -> None:
 
 
 def watch_train_function(precision: Precision, model: Any) -> None:
-    """Look for a scale at its floor now and then, from the host, while `fit` runs.
+    """Look for a scale at its floor, and check batches, now and then while `fit` runs.
 
     An optimizer that is not built is built before the first step: TensorFlow traces a function anew
     that has made variables.
     """
-    if precision.loss_scale is not None or _waits_for_first_step(model):
+    if precision.policy.mixed or _waits_for_first_step(model):
         model.make_train_function()
         model.train_function = _CheckingTrainFunction(
             model.train_function, weakref.ref(precision), weakref.ref(model)
@@ -80,6 +80,9 @@ class _CheckingTrainFunction:
         precision, model = self.precision(), self.model()
         if self.calls == 0 and model is not None:
             _build_optimizer(model)
+        watch = None if precision is None else precision.watcher
+        if watch is not None and model is not None:
+            iterator = watch.before_execution(model, iterator)
         logs = self.function(iterator)
         self.calls += 1
         if precision is None or precision.loss_scale is None:

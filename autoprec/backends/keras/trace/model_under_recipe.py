@@ -51,6 +51,7 @@ from autoprec.backends.shared.trace_framework import (
     Evaluated,
     Float16Magnitudes,
     Observed,
+    StepAnswer,
 )
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
@@ -86,8 +87,13 @@ class KerasTrainee:
         """Return the loss scale, 1 without one."""
         return float(self.precision.scale)
 
-    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
-        """Train one update; return the mean loss before it, and whether it was skipped."""
+    def train_step(
+        self, batches: Iterator[tuple[Any, int]], answer: StepAnswer | None = None
+    ) -> tuple[float, bool]:
+        """Train one update; return the mean loss before it, and whether it was skipped.
+
+        The model's own step shows no gradient, so that `answer` stays as it is.
+        """
         before, losses = self.precision.skipped, []
         for batch, _ in batches:
             self.model.reset_metrics()

@@ -43,12 +43,19 @@ def observing_function(model: Any) -> Any:
     """Return a function of (batch, scale), compiled as `fit` would: loss, gradients and outputs."""
 
     def run(batch: Any, scale: Any) -> tuple[Any, list[Any], list[Any]]:
-        with _outputs_recorded(model) as found:
-            loss, gradients = loss_and_gradients(model, batch, scale)
-            samples = _length(batch)
-        return loss, gradients, [_matrix(each, samples) for each in found if _is_known(each)]
+        loss, gradients, outputs, _ = observed_step(model, batch, scale)
+        return loss, gradients, outputs
 
     return step_function(model, run)
+
+
+def observed_step(model: Any, batch: Any, scale: Any) -> tuple[Any, list[Any], list[Any], Any]:
+    """Return one batch's loss, gradients, outputs as matrices, and its number of samples."""
+    with _outputs_recorded(model) as found:
+        loss, gradients = loss_and_gradients(model, batch, scale)
+        samples = _length(batch)
+    outputs = [_matrix(each, samples) for each in found if _is_known(each)]
+    return loss, gradients, outputs, samples
 
 
 class Evaluation:

@@ -5,11 +5,12 @@ are cast up, while children that are not islands go back to autocast and hand th
 island in float32. So a container's functional code can be exact while its matrix products stay
 fast.
 
-How a child knows that it is called from an island, and not from an evaluation without autocast:
-an island turns autocast off *with its weight cache off*, a state no ordinary code is in. Keeping
-this in the autocast state rather than in an attribute makes it right in every thread, under
-exceptions, under activation checkpointing (which restores that state before it recomputes) and
-under torch.compile (which guards on it).
+How a child knows that it is called from an island, and not from an evaluation without autocast or
+under a user's own `autocast(enabled=False)`: an island turns autocast off *and names float64 as its
+dtype*, which no autocast computes in. Keeping the marker in the autocast state rather than in an
+attribute makes it right in every thread, under exceptions, under activation checkpointing (which
+restores enabled, dtype and cache flag before it recomputes) and under torch.compile (which guards
+on them). The weight cache is left as the surrounding code has it.
 
 Islands cannot help code that casts by hand or never calls a module's forward.
 
@@ -53,9 +54,46 @@ def has_own_code(module: nn.Module) -> bool:
     return class_forward(module) is not nn.Module.forward
 
 
+MARKER = torch.float64
+"""The dtype of autocast that is off in an island's own code."""
+
+
 def in_island(device_type: str) -> bool:
     """Return whether the code running now is an island's own."""
-    return not torch.is_autocast_enabled(device_type) and not torch.is_autocast_cache_enabled()
+    off = not torch.is_autocast_enabled(device_type)
+    return off and torch.get_autocast_dtype(device_type) is MARKER
+
+
+def island_state(device_type: str) -> torch.autocast:
+    """Return the context that an island's own code runs in."""
+    return torch.autocast(device_type, MARKER, enabled=False)
+
+
+class CachedCasts:
+    """Keeps what autocast cached without gradients from a call that needs them.
+
+    In torch before its pull request 165068 (2.13 has it) a weight that is first cast in a call
+    without gradients is cached without a history: a later call in the same context would take it
+    from the cache, and its backward pass would give the weight no gradient, without a word. Calls
+    without gradients go on sharing their casts.
+    """
+
+    def __init__(self) -> None:
+        self._without_history = False
+
+    def before_call(self) -> None:
+        """Drop the cached weights where a call without gradients came before."""
+        if self._without_history and torch.is_grad_enabled():
+            torch.clear_autocast_cache()
+            self._without_history = False
+
+    def after_call(self) -> None:
+        """Remember a call without gradients."""
+        if not torch.is_grad_enabled():
+            self._without_history = True
+
+
+CACHED_CASTS = CachedCasts()
 
 
 class Float32Island(ForwardWrapper):
@@ -69,7 +107,7 @@ class Float32Island(ForwardWrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the own code in float32, if autocast is on."""
         if torch.is_autocast_enabled(self.device_type):
-            with torch.autocast(self.device_type, self.dtype, enabled=False, cache_enabled=False):
+            with island_state(self.device_type):
                 return self.call(*to_float32(args), **to_float32(kwargs))
         if in_island(self.device_type):
             return self.call(*to_float32(args), **to_float32(kwargs))
@@ -89,7 +127,7 @@ class BackToAutocast(ForwardWrapper):
         """Run under autocast again, if an island is calling."""
         if not in_island(self.device_type):
             return self.call(*args, **kwargs)
-        with torch.autocast(self.device_type, self.dtype, enabled=True, cache_enabled=True):
+        with torch.autocast(self.device_type, self.dtype):
             result = self.call(*args, **kwargs)
         return results_to_float32(result, self.named, given=(args, kwargs))
 
@@ -109,16 +147,34 @@ class Float32Outputs(ForwardWrapper):
         """Call the model; cast its outputs."""
         is_compiling = torch.compiler.is_compiling()
         kept = self.kept_buffers
-        if kept is not None and not is_compiling and not kept.in_step:
-            kept.before_called(self.module)
+        if not is_compiling:
+            CACHED_CASTS.before_call()
+            if kept is not None and not kept.in_step:
+                kept.before_called(self.module)
         result = self.call(*args, **kwargs)
         if type(result) is torch.Tensor:
             result = in_full_precision(result)
         else:
             result = results_to_float32(result, self.named)
-        if not is_compiling and ENTERED:
-            ENTERED[-1].note_return()
+        if not is_compiling:
+            CACHED_CASTS.after_call()
+            if ENTERED:
+                ENTERED[-1].note_return()
         return result
+
+
+class AutocastCalls(ForwardWrapper):
+    """Runs a model under autocast wherever it is called, for a loop that opens none itself."""
+
+    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__(module)
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model under autocast."""
+        with torch.autocast(self.device_type, self.dtype):
+            return self.call(*args, **kwargs)
 
 
 class NotedCall:
@@ -129,8 +185,12 @@ class NotedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled model."""
+        if torch.compiler.is_compiling():
+            return self.compiled(*args, **kwargs)
+        CACHED_CASTS.before_call()
         result = self.compiled(*args, **kwargs)
-        if not torch.compiler.is_compiling() and ENTERED:
+        CACHED_CASTS.after_call()
+        if ENTERED:
             ENTERED[-1].note_return()
         return result
 

@@ -21,6 +21,12 @@ def class_forward(module: nn.Module) -> Callable[..., Any] | None:
     return None if isinstance(module, torch.jit.ScriptModule) else type(module).forward
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile has made a call of its own for a module."""
+    call = getattr(module, "_compiled_call_impl", None)
+    return call is not None and not getattr(call, "calls_eagerly", False)
+
+
 class ScriptedForward:
     """Calls what TorchScript compiled of a module, which only the module's instance has."""
 
@@ -79,8 +85,13 @@ def wrappers_on(module: nn.Module) -> Iterator[ForwardWrapper]:
 
 def uninstall_wrappers(module: nn.Module, owners: Container[str]) -> None:
     """Remove the wrappers of these owners from `module`; others, and an earlier forward, stay."""
+    remove_wrappers(module, lambda wrapper: wrapper.owner in owners)
+
+
+def remove_wrappers(module: nn.Module, unwanted: Callable[[ForwardWrapper], bool]) -> None:
+    """Remove some of the wrappers from `module`; others, and an earlier forward, stay."""
     wrappers = list(wrappers_on(module))
-    kept = [wrapper for wrapper in wrappers if wrapper.owner not in owners]
+    kept = [wrapper for wrapper in wrappers if not unwanted(wrapper)]
     if len(kept) == len(wrappers):
         return
     inner = wrappers[-1].inner

@@ -15,7 +15,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,6 +101,19 @@ class Holder:
             found = self.held.get(key, _MISSING)
             both = isinstance(found, PRIMITIVES) and isinstance(value, PRIMITIVES)
             if _differ(found, value) and (numbers or not both or _is_infinite(found)):
+                self.held[key] = value
+
+    def containers(self) -> dict[Any, Any]:
+        """Return the lists, dicts and objects that it holds, but those of a graph's tensors."""
+        if not isinstance(self.held, MutableMapping):
+            return {}
+        found = {key: value for key, value in self.held.items() if key not in _OF_MODULES}
+        return {key: value for key, value in found.items() if _is_small_container(value)}
+
+    def put_containers(self, containers: Mapping[Any, Any]) -> None:
+        """Let it hold these again where code has replaced them by others."""
+        for key, value in containers.items():
+            if self.held.get(key) is not value:
                 self.held[key] = value
 
     @property
@@ -238,6 +251,19 @@ def _is_state(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_state, value))
     return isinstance(value, PRIMITIVES)
+
+
+def _is_small_container(value: Any) -> bool:
+    """Say whether a value is a list, a dict or an object that holds state, rather than a graph."""
+    kind = kind_of(type(value))
+    if kind in (Kind.MAPPING, Kind.SEQUENCE):
+        items = value.values() if kind is Kind.MAPPING else value
+    elif kind is Kind.OBJECT:
+        items = getattr(value, "__dict__", {}).values()
+    else:
+        return False
+    tensors = (each for each in items if isinstance(each, torch.Tensor))
+    return len(items) <= MOST_ITEMS and all(t.grad_fn is None and is_small(t) for t in tensors)
 
 
 def is_of_torch(cls: type[nn.Module]) -> bool:

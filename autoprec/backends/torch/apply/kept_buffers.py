@@ -49,7 +49,7 @@ class KeptBuffers:
         self._root, self._device_type = weakref.ref(root), device_type
         self._owners = [_buffers_of(module) for module in root.modules()]
         self._buffers, self._frozen = TensorCopies(), TensorCopies()
-        self._frozen.follow(_frozen_in(root))
+        self._frozen.follow(frozen_in(root))
         self._held = KeptState(root)
         #: Set by the first forward or backward pass since the last update.
         self.in_step = self._saw_forward = False
@@ -137,7 +137,7 @@ def _buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
-def _frozen_in(root: nn.Module) -> Iterator[Kept]:
+def frozen_in(root: nn.Module) -> Iterator[Kept]:
     """Yield parameters that nothing trains and that people's own code may write to: codebooks.
 
     Those of torch's modules, as in a backbone that is frozen, are constants.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,12 @@ class _Place:
     holder: Holder
     own: bool
     state: State
+    containers: Mapping[Any, Any]
+
+    @classmethod
+    def now(cls, holder: Holder, own: bool) -> _Place:
+        """Return a holder with what it holds now."""
+        return cls(holder, own, holder.take(), holder.containers() if own else {})
 
 
 class KeptState:
@@ -91,7 +97,7 @@ class KeptState:
         self._buffers.take()
         if not self._places:
             return
-        self._places = [_Place(p.holder, p.own, p.holder.take()) for p in self._places]
+        self._places = [_Place.now(place.holder, place.own) for place in self._places]
         found = self._tensors()
         known = self._copies.kept
         if [id(each.tensor) for each in known] != [id(each.tensor) for each in found]:
@@ -110,9 +116,7 @@ class KeptState:
             for holder in find_holders(roots, registered=[root])
         ]
         self._owners = [holder.held for holder, _ in found if holder.registered]
-        self._places = [
-            _Place(holder, own, holder.take()) for holder, own in found if not holder.registered
-        ]
+        self._places = [_Place.now(*each) for each in found if not each[0].registered]
 
     def _tensors(self) -> list[Kept]:
         """List the tensors of all places, but those that share the memory of parameters."""
@@ -140,6 +144,7 @@ class KeptState:
                     if id(tensor) in copies:
                         put_back(copies[id(tensor)])
                 place.holder.put(place.state)
+                place.holder.put_containers(place.containers)
             else:
                 _put_back_nonfinite(place, copies)
 
@@ -173,6 +178,8 @@ def _has_changed(place: _Place, before: _Place | None, copies: dict[int, Kept]) 
     """Say whether the first step changed what a place holds, or whether it may be filled."""
     state = place.state
     if before is None or len(state) != len(before.state) or (isinstance(state, list) and not state):
+        return True
+    if any(before.containers.get(key) is not each for key, each in place.containers.items()):
         return True
     known = dict(before.holder.tensors(before.state))
     for name, tensor in place.holder.tensors(state):

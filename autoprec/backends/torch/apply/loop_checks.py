@@ -26,6 +26,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoprec.backends.torch.apply.calling_frames import local_variables
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.dtypes import autocast_dtype, dtype_name
@@ -85,7 +86,7 @@ class LoopCheck:
         """Attach what notes the model's calls, and the clearing of gradients that ours clears."""
         root = unwrap(model)
         in_view = root is model or isinstance(model, nn.parallel.DistributedDataParallel)
-        if in_view and not _is_compiled(root):
+        if in_view and not is_compiled(root):  # a hook would be compiled, too
             self._handles.append(root.register_forward_pre_hook(self._seen))
         watched = (model, root, *optimizers) if self._given else ()
         for owner in {id(each): each for each in watched}.values():
@@ -291,11 +292,6 @@ def _has_gradients(owner: Any) -> bool:
     if isinstance(owner, nn.Module):
         return any(p.grad is not None for p in owner.parameters())
     return any(p.grad is not None for group in owner.param_groups for p in group["params"])
-
-
-def _is_compiled(root: nn.Module) -> bool:
-    """Return whether a hook on the model would become part of what torch.compile compiles."""
-    return getattr(root, "_compiled_call_impl", None) is not None
 
 
 def _is_ours(frame: types.FrameType) -> bool:

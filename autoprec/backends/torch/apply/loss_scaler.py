@@ -16,7 +16,7 @@ import logging
 import math
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     step; all others cost no synchronisation that GradScaler itself does not make.
     `changed_weights` says whether any optimizer stepped before the last `update()`,
     `changed_by_last_step` whether the last `step()` did. `buffers`, where given, are those of the
-    model, which a skipped step leaves as they were.
+    model, which a skipped step leaves as they were; `on_skip`, where given, is called before.
     """
 
     def __init__(self, device: str, loss_scale: LossScale | None) -> None:
@@ -59,6 +59,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.floor = min(settings.floor, settings.initial)
         self.counts = StepCounts()
         self.buffers: KeptBuffers | None = None
+        self.on_skip: Callable[[], None] | None = None
         self._complex: dict[int, tuple[int, bool]] = {}  # by optimizer, see `_has_complex`
         self._host_scale = settings.initial
         self._host_growth = 0
@@ -172,6 +173,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.changed_by_last_step = not skipped
         self._skipped |= skipped
         self._stepped |= not skipped
+        if skipped and self.on_skip is not None:
+            self.on_skip()
         if skipped and self.buffers is not None:
             self.buffers.after_skip()
 
@@ -269,7 +272,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     def __getstate__(self) -> dict[str, Any]:
         """Leave the model's buffers out: a copy of the scaler belongs to no model."""
         state: dict[str, Any] = super().__getstate__()
-        return state | {"buffers": None}
+        return state | {"buffers": None, "on_skip": None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state saved by this class or by torch's GradScaler.

@@ -40,8 +40,15 @@ class ChannelsLast:
 
     def apply(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Change strides only: every Parameter, value and state entry stays."""
-        self._model, self._optimizers = model, tuple(optimizers)
+        self._model = model
         _lay_out(model, torch.channels_last)
+        self.add(optimizers)
+
+    def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Lay out further optimizers' state, if the model is laid out."""
+        if self._model is None:
+            return
+        self._optimizers = (*self._optimizers, *optimizers)
         for optimizer in optimizers:
             follow_parameters(optimizer)
             self._hooks.append(optimizer.register_load_state_dict_post_hook(follow_parameters))

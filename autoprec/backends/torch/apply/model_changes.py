@@ -17,7 +17,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -28,7 +28,12 @@ from autoprec.backends.torch.apply.float32_distributions import (
     build_in_float32,
     release_constructors,
 )
-from autoprec.backends.torch.apply.float32_islands import Float32Outputs, NotedCall, make_islands
+from autoprec.backends.torch.apply.float32_islands import (
+    AutocastCalls,
+    Float32Outputs,
+    NotedCall,
+    make_islands,
+)
 from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
     install_wrapper,
@@ -49,6 +54,12 @@ from autoprec.errors import UsageError
 _RESTORED_COPIES: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 _COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
+
+
+class Operation(Protocol):
+    """One surgery on a model; `owner` is that of its wrappers."""
+
+    owner: str
 
 
 @dataclass
@@ -73,8 +84,12 @@ def operate(
     device: str,
     *,
     compile_backend: str | Callable[..., Any] = "inductor",
+    casts_itself: bool = False,
 ) -> ChangeReport:
-    """Apply `recipe` to `model` and `optimizers` in place; undo what an earlier call did first."""
+    """Apply `recipe` to `model` and `optimizers` in place; undo what an earlier call did first.
+
+    A model that `casts_itself` runs under the policy's autocast wherever it is called.
+    """
     root = unwrap(model)
     restore(root)
     _RESTORED_COPIES.discard(root)
@@ -111,6 +126,8 @@ def operate(
         if not undo.compiled:  # it is the user's own
             undo.compiled, undo.compiled_before = True, root.__dict__[_COMPILED_CALL]
         root.__dict__[_COMPILED_CALL] = NotedCall(root.__dict__[_COMPILED_CALL])
+    if dtype is not None and casts_itself:
+        install_wrapper(AutocastCalls(root, device_type, dtype))
     for module in root.modules():
         for wrapper in wrappers_on(module):
             wrapper.owner = wrapper.owner or undo.owner
@@ -124,6 +141,18 @@ def operate(
         memory_format=recipe.memory_format,
         compiled=recipe.compile,
     )
+
+
+def add_optimizers(
+    recipe: Recipe, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[Skipped, ...]:
+    """Do to optimizers that were made after `operate` what it would have done to them."""
+    undo = _UNDO[unwrap(model)]
+    if recipe.memory_format == "channels_last":
+        undo.layout.add(optimizers)
+    if recipe.knobs.get("fused_optimizer"):
+        return undo.fused.apply(optimizers)
+    return ()
 
 
 def _lay_out(
@@ -186,7 +215,7 @@ def restore(model: nn.Module) -> None:
     undo.fused.undo()
 
 
-def current_operation(model: nn.Module) -> object | None:
+def current_operation(model: nn.Module) -> Operation | None:
     """Return a token of the last surgery on `model`; None where that is undone."""
     return _UNDO.get(unwrap(model))
 

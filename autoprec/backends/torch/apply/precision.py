@@ -1,21 +1,10 @@
 """The object a PyTorch training loop talks to: what `apply_profile` returns.
 
-    for inputs, targets in loader:
-        with precision.autocast():
-            outputs = model(inputs)          # float32, whatever it computed in
-        loss = loss_fn(outputs, targets)     # outside autocast
-        precision.backward(loss)             # divides by accumulation_steps, scales where needed
-        precision.clip_grad_norm_(1.0)       # on the boundary; unscales first, exactly once
-        if precision.step():                 # True only if the weights changed
-            scheduler.step()
-    precision.flush()                        # ends an epoch that stopped between boundaries
-
 The same lines serve every policy: where no loss scale is needed, `scaler` is a disabled
 GradScaler. A loop written for torch.amp keeps its own lines with `precision.scaler`.
 
-An accumulation boundary is reached after `accumulation_steps` calls of `backward`; the bookkeeping
-for that is in `optimizer_steps`. What is done to the model (islands, padding, layout) is in
-`model_changes`. This module must stay cheap, because it runs in every step.
+`optimizer_steps` counts what accumulates, `model_changes` changes the model. This module runs in
+every step, so it must stay cheap.
 """
 
 from __future__ import annotations
@@ -25,30 +14,32 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.autocast_context import EMPTY, EachEntry, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
-from autoprec.backends.torch.apply.float32_islands import Float32Outputs
 from autoprec.backends.torch.apply.float32_results import results_to_float32
-from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
-from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
+from autoprec.backends.torch.apply.scaled_model import forget_buffers, keep_buffers
 from autoprec.backends.torch.apply.second_models import SecondModels
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_batch
 from autoprec.errors import UsageError
+
+if TYPE_CHECKING:
+    from autoprec.backends.torch.watch.watch import Watch
 
 Batch = TypeVar("Batch")
 
@@ -87,11 +78,7 @@ class Precision:
                 "fully_shard (FSDP2), or mixed_bfloat16"
             )
         self.scaler = LossScaler(self._device_type, recipe.applied_loss_scale)
-        if self.scaler.is_enabled():
-            self.scaler.buffers = kept = KeptBuffers(unwrap(model), self._device_type)
-            for wrapper in wrappers_on(unwrap(model)):
-                if isinstance(wrapper, Float32Outputs):
-                    wrapper.kept_buffers = kept
+        keep_buffers(self.scaler, unwrap(model), self._device_type)
         self._steps = OptimizerSteps(
             model, self.optimizers, self.scaler, accumulation_steps=steps, sync=self._sync
         )
@@ -103,6 +90,7 @@ class Precision:
             models = SecondModels(model)
             self._watching = ProfileAutocast(self._device_type, self._dtype, models)
         self.loop_check: LoopCheck | None = None  # the surgeon's, over the first steps
+        self.watch: Watch | None = None  # the surgeon's, over the whole training
         self._named: set[str] = set()  # classes in `compute_loss` that a warning has named
 
     def __repr__(self) -> str:
@@ -166,7 +154,7 @@ class Precision:
         return EachEntry(lambda: self._under(self._watching))
 
     def _under(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
-        """Return `cast` and, between boundaries, what leaves gradients unsynchronised."""
+        """Return `cast`; between boundaries gradients stay unsynchronised."""
         if not (self._accumulates and self._steps.next_is_mid_accumulation):
             return self._opened(cast)
         stack = contextlib.ExitStack()
@@ -247,6 +235,8 @@ class Precision:
             self.loop_check.note_backward()
             self.loop_check = None if self.loop_check.is_over else self.loop_check
         self._steps.backward(loss, optimizer, last=last, at_the_end=self._on_last_batch, **kwargs)
+        if self.watch is not None:
+            self.watch.note_loss(loss)
 
     @property
     def on_boundary(self) -> bool:
@@ -280,9 +270,8 @@ class Precision:
             error_if_nonfinite=error_if_nonfinite,
         )
 
-    @cached_property
+    @cached_property  # it goes through all modules, which takes longer than all else here
     def _is_sharded_by_fsdp1(self) -> bool:
-        """Looked up once: it goes through all modules, which takes longer than all else here."""
         return is_sharded_by_fsdp1(self._model)
 
     def clip_grad_value_(
@@ -301,8 +290,7 @@ class Precision:
     def backward_and_step(self, loss: torch.Tensor, *, max_norm: float | None = None) -> bool:
         """Call `backward`, `clip_grad_norm_` where `max_norm` is given, and `step`.
 
-        Returns whether the weights changed. For a loop with one loss and nothing of its own between
-        the three.
+        Returns whether the weights changed. For a loop with nothing of its own between the three.
         """
         self.backward(loss)
         if max_norm is not None:
@@ -333,13 +321,10 @@ class Precision:
     def restore(self) -> None:
         """Undo what `apply_profile` did to the model, its optimizers and the process.
 
-        Memory that is kept when freed (`keep_memory`) stays kept: no process can take that back.
-        DistributedDataParallel gives no communication hook back: ours stays, and reduces gradients
-        as DDP does without one. What `fully_shard` was told stays.
+        Kept memory (`keep_memory`) stays kept: no process can take that back. So does our hook in
+        DistributedDataParallel, which reduces as DDP does without, and what `fully_shard` was told.
         """
-        if self.scaler.buffers is not None:
-            self.scaler.buffers.forget()
-            self.scaler.buffers = None
+        forget_buffers(self.scaler)
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -372,15 +357,20 @@ class Precision:
         """Count the losses given to `backward` that were inf or NaN; wait for an accelerator."""
         return self._steps.losses.count(self.counts.step_number)
 
+    @property
+    def watched(self) -> tuple[WatchedStep, ...]:
+        """Return the checks made during training so far."""
+        return () if self.watch is None else tuple(self.watch.steps)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale, its growth counter and the counts, as plain values.
+        """Return the loss scale, the counts, and the checks during training, as plain values.
 
         Save it on a boundary: gradients accumulated so far are not part of it.
         """
         return {
             "scaler": self.scaler.state_dict(),
             "counts": dataclasses.asdict(self.counts) | {"nonfinite_losses": self.nonfinite_losses},
-        }
+        } | ({} if self.watch is None else {"watch": self.watch.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of this class, or one of torch.amp.GradScaler from before `apply_profile`.
@@ -397,3 +387,5 @@ class Precision:
         known = {field.name for field in dataclasses.fields(StepCounts)}
         self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
         self._steps.reset()
+        if self.watch is not None and "watch" in state:
+            self.watch.load_state_dict(state["watch"])

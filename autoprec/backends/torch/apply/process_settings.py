@@ -56,6 +56,12 @@ _CLAIMS = _Claims()
 #: Two names of one setting: writing the one writes the other.
 _SAME_SETTING = frozenset({"matmul_precision", "matmul_tf32"})
 
+_EXACT: Mapping[str, Any] = {
+    "matmul_precision": "highest",
+    "cudnn_tf32": False,
+    "onednn_tf32": False,
+}
+
 #: The settings that write the newer API's, too.
 _PRECISION = _SAME_SETTING | {"cudnn_tf32", "onednn_tf32"}
 
@@ -116,6 +122,16 @@ def process_settings_restored() -> Iterator[None]:
     finally:
         _restore(before)
         _CLAIMS.wanted, _CLAIMS.original, _CLAIMS.left = wanted, original, left
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Compute float32 products in float32 inside: no TF32, nothing rounded to bfloat16."""
+    with process_settings_restored():
+        for setting, value in _EXACT.items():
+            if _read(setting) not in (None, value):
+                _write(setting, value)
+        yield
 
 
 def _restore(before: Mapping[str, Any]) -> None:

@@ -29,9 +29,15 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
-from autoprec.backends.torch.apply.float32_islands import ENTERED, Float32Island, Float32Outputs
+from autoprec.backends.torch.apply.float32_islands import (
+    CACHED_CASTS,
+    ENTERED,
+    Float32Island,
+    Float32Outputs,
+    island_state,
+)
 from autoprec.backends.torch.apply.float32_results import results_to_float32
-from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled, wrappers_on
 from autoprec.backends.torch.apply.inference_fast_path import without_fast_path
 from autoprec.backends.torch.apply.model_changes import give_wrappers, unwrap
 from autoprec.backends.torch.apply.nested_tensors import to_float32
@@ -84,7 +90,7 @@ class SecondModels:
         """
         self._depth += 1
         ENTERED.append(self)
-        if self._root._compiled_call_impl is None or not torch.is_grad_enabled():
+        if not (is_compiled(self._root) and torch.is_grad_enabled()):
             self._look()
 
     def leave(self) -> None:
@@ -116,6 +122,7 @@ class SecondModels:
         if isinstance(module, torch.jit.ScriptModule):
             return None
         del _HOOKS[self._key]
+        CACHED_CASTS.before_call()
         self._inside = module
         module._forward_hooks[self._key] = self._after_call  # type: ignore[index]
         if self._is_own(module):
@@ -131,6 +138,9 @@ class SecondModels:
         module._forward_hooks.pop(self._key, None)  # type: ignore[call-overload]
         if self._depth:
             _HOOKS[self._key] = self._before_call
+        CACHED_CASTS.after_call()
+        if self._trains and not torch.is_grad_enabled():
+            self._others = True  # a call without gradients beside one that needs them
         if self._is_own(module):
             return None
         self._during_call.close()
@@ -155,9 +165,7 @@ class SecondModels:
             self._others = True
         for wrapper in wrappers_on(module):
             if module in self._copies and isinstance(wrapper, Float32Island):
-                device, dtype = wrapper.device_type, wrapper.dtype
-                off = torch.autocast(device, dtype, enabled=False, cache_enabled=False)
-                self._during_call.enter_context(off)
+                self._during_call.enter_context(island_state(wrapper.device_type))
                 return to_float32(args)
         return None
 

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.attached import AttachedRecipe
+from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.idle_precision import IdlePrecision
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.apply.precision import Precision
 from autoprec.backends.torch.apply.process_settings import (
@@ -28,7 +31,9 @@ from autoprec.backends.torch.apply.rank_agreement import (
 )
 from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.measure.devices import resolve_device
+from autoprec.backends.torch.watch.watch import Watch, is_watchable
 from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.numerics.watching import Action
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -38,7 +43,8 @@ _MEMORY_NOT_KEPT = (
     "may take longer than the profile says. Is jemalloc or tcmalloc loaded?"
 )
 
-_LOOP_CHECKS: weakref.WeakKeyDictionary[nn.Module, LoopCheck] = weakref.WeakKeyDictionary()
+_LOOP_CHECKS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+_WATCHES: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 class TorchSurgeon:
@@ -63,25 +69,9 @@ class TorchSurgeon:
         for another number of ranks than train here keeps its effective batch. Ranks that share the
         model all raise the same `UsageError`, and apply nothing, where their recipes do not agree.
         """
-        _check(model, optimizers)
-        address = str(resolve_device(device))
-        recipe, refitted = fit_to_ranks(recipe)
-        require_agreement(recipe, model, address)
-        _end_loop_check(model)
-        report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
-        release_process_settings(unwrap(model))
-        done = set_process_settings(recipe, address, unwrap(model))
-        unkept = (_MEMORY_NOT_KEPT,) if recipe.keeps_memory and _MEMORY_KEPT not in done else ()
-        ranks = (*refitted, *set_reduction(recipe, model), *unproven(recipe, model))
-        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept, *ranks))
-        for warning in report.warnings:
-            warnings.warn(warning, AutoprecWarning, stacklevel=2)
-        operation = current_operation(model)
-
-        def undo() -> None:
-            if current_operation(model) is operation:  # a later one has undone this already
-                _undo_surgery(model)
-
+        recipe, address, report, undo = self._operate(
+            recipe, model, optimizers, device, whole=model
+        )
         precision = Precision(
             recipe,
             model=model,
@@ -94,6 +84,94 @@ class TorchSurgeon:
         check = LoopCheck(recipe, model, optimizers, precision.scaler, kind)
         precision.loop_check = _LOOP_CHECKS[unwrap(model)] = check
         return precision
+
+    def watch(
+        self, precision: Any, *, model: nn.Module, device: str, action: Action, every: int
+    ) -> None:
+        """See `WatchingSurgeon.watch`."""
+        operation = current_operation(model)
+        if operation is None or not (precision.optimizers and is_watchable(model)):
+            return
+        precision.watch = _WATCHES[unwrap(model)] = Watch(
+            precision.recipe,
+            model,
+            precision.optimizers,
+            precision.scaler,
+            device_type=resolve_device(device).type,
+            owner=operation.owner,
+            action=action,
+            every=every,
+        )
+
+    def attach(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        whole: nn.Module,
+        scaler: LossScaler,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        device: str = "cpu",
+        casts_itself: bool = False,
+    ) -> AttachedRecipe:
+        """Apply `recipe` in place to a model whose training loop somebody else owns.
+
+        As `apply`, but for the `Precision`: the loop's own backward passes and updates go through
+        `scaler`. `whole` is what the loop trains, `model` or a module around it, which ranks may
+        share. A model that `casts_itself` runs under autocast wherever it is called.
+        """
+        recipe, address, report, undo = self._operate(
+            recipe, model, optimizers, device, whole=whole, casts_itself=casts_itself
+        )
+        return AttachedRecipe(
+            recipe,
+            root=unwrap(model),
+            optimizers=optimizers,
+            device=address,
+            scaler=scaler,
+            report=report,
+            undo=undo,
+        )
+
+    def _operate(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: str,
+        *,
+        whole: nn.Module,
+        casts_itself: bool = False,
+    ) -> tuple[Recipe, str, ChangeReport, Callable[[], None]]:
+        """Apply a recipe; return it as it fits the ranks, the device, what was done, and undo."""
+        _check(model, optimizers)
+        address = str(resolve_device(device))
+        recipe, refitted = fit_to_ranks(recipe)
+        require_agreement(recipe, whole, address)
+        _end_checks(model)
+        report = operate(
+            recipe,
+            model,
+            optimizers,
+            address,
+            compile_backend=self._compile_backend,
+            casts_itself=casts_itself,
+        )
+        release_process_settings(unwrap(model))
+        done = set_process_settings(recipe, address, unwrap(model))
+        unkept = (_MEMORY_NOT_KEPT,) if recipe.keeps_memory and _MEMORY_KEPT not in done else ()
+        ranks = (*refitted, *set_reduction(recipe, whole), *unproven(recipe, whole))
+        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept, *ranks))
+        for warning in report.warnings:
+            warnings.warn(warning, AutoprecWarning, stacklevel=3)
+        operation = current_operation(model)
+
+        def undo() -> None:
+            if current_operation(model) is operation:  # a later one has undone this already
+                _undo_surgery(model)
+                release_reduction(whole)
+
+        return recipe, address, report, undo
 
     def distribute(self, recipe: Recipe, *, model: nn.Module, device: str) -> nn.Module:
         """See `RankSurgeon.distribute`."""
@@ -133,17 +211,18 @@ def _undo_surgery(model: nn.Module) -> None:
 
     Memory that is kept stays kept: no process can undo that.
     """
-    _end_loop_check(model)
+    _end_checks(model)
     restore(model)
     release_reduction(model)
     release_process_settings(unwrap(model))
 
 
-def _end_loop_check(model: nn.Module) -> None:
-    """Watch a loop no longer whose profile is undone or replaced."""
-    check = _LOOP_CHECKS.pop(unwrap(model), None)
-    if check is not None:
-        check.end()
+def _end_checks(model: nn.Module) -> None:
+    """Look no longer at a loop whose profile is undone or replaced."""
+    for looking in (_LOOP_CHECKS, _WATCHES):
+        found = looking.pop(unwrap(model), None)
+        if found is not None:
+            found.end()
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

@@ -15,7 +15,9 @@ from torch import nn
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.torch.apply.held_state import Holder, Root, State, code_of, find_holders
+from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.tensor_copies import can_be_copied
+from autoprec.backends.torch.train.rng import is_generator
 
 Held = Mapping[str, State]
 
@@ -39,6 +41,19 @@ def holders_around(model: nn.Module, others: Sequence[Root]) -> list[tuple[str, 
     own = {holder.identity for holder in find_holders([("", model)], registered=[model])}
     found = holders_of(model, others)
     return [(name, holder) for name, holder in found if holder.identity not in own]
+
+
+def held_generators(model: nn.Module, others: Sequence[Root]) -> list[Any]:
+    """List the generators of random numbers that a model holds, or functions and losses around it.
+
+    They are in attributes, in containers there, and in variables that the code names.
+    """
+    held = [value for module in unwrap(model).modules() for value in vars(module).values()]
+    for _, holder in holders_of(model, others):
+        values = holder.held.values() if isinstance(holder.held, Mapping) else holder.held
+        for value in values:
+            held += value if isinstance(value, list | tuple) else [value]
+    return list({id(value): value for value in held if is_generator(value)}.values())
 
 
 def take_held(holders: Iterable[tuple[str, Holder]]) -> Held:

@@ -19,12 +19,13 @@ from autoprec.backends.shared.trace_framework import (
     Evaluated,
     Float16Magnitudes,
     Observed,
+    StepAnswer,
 )
 from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.trace import magnitudes
-from autoprec.backends.torch.trace.held_snapshot import around
+from autoprec.backends.torch.trace.held_snapshot import around, held_generators
 from autoprec.backends.torch.trace.model_state import (
     Snapshot,
     add_noise,
@@ -102,10 +103,16 @@ class TorchTrainee:
         """Return the context of a step: its random numbers are those of all other runs."""
         return contextlib.nullcontext() if self.recipe.compile else self.random.alike()
 
+    def _seed(self, seed: int) -> list[Any]:
+        """Seed every generator; return those that the task's code holds itself."""
+        held = held_generators(self.model, around(self.task))
+        seed_everything(seed, held)
+        return held
+
     def forward_loss(self, batch: Any, seed: int) -> torch.Tensor:
         """Compute the loss of one batch, with random numbers (dropout) drawn from `seed`."""
         batch = move(batch, self.device)
-        seed_everything(seed, self.model)
+        self._seed(seed)
         return compute_loss(self.task, self.model, batch, self.precision)
 
     @property
@@ -152,13 +159,21 @@ class TorchTrainee:
             return NOISE
         return TF32_NOISE if kind != "cpu" else EXACT_NOISE
 
-    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
+    def train_step(
+        self, batches: Iterator[tuple[Any, int]], answer: StepAnswer | None = None
+    ) -> tuple[float, bool]:
         """Train one update, clipped as the task says; return the mean loss, and if skipped."""
         losses = []
+        if answer is not None:
+            self.model.zero_grad(set_to_none=True)  # what no optimizer clears adds up
         for batch, seed in batches:
             with self._drawn_alike():
                 loss = self.forward_loss(batch, seed)
                 self.precision.backward(loss)
+            if answer is not None and not answer.known:
+                answer.known, answer.loss = True, self._mean_over_ranks(float(loss.detach()))
+                divisor = self.scale / self.recipe.accumulation_steps
+                answer.gradient, answer.buffers = gradients(self.model, divisor), self.buffers()
             losses.append(float(loss.detach()))
         mean = self._mean_over_ranks(sum(losses) / len(losses))
         if self.task.clip_grad_norm is not None:
@@ -225,12 +240,12 @@ class TorchTrainee:
         with self._recording(outputs), noted_autocasts(self.model, kind) as autocasts:
             for batch, seed in parts:
                 outputs.next_part()
-                seed_everything(seed, self.model)
-                before = generator_states(self.model)
+                held = self._seed(seed)
+                before = generator_states(held)
                 with self._drawn_alike():
                     loss = self.forward_loss(batch, seed)
                     self.precision.backward(loss)
-                drew |= not all(map(torch.equal, before, generator_states(self.model)))
+                drew |= not all(map(torch.equal, before, generator_states(held)))
                 losses.append(float(loss.detach()))
         self._autocasts |= autocasts
         found = gradients(self.model, self.scale * len(parts))
@@ -269,7 +284,7 @@ class TorchTrainee:
         outputs = RecordedOutputs(_MOST_CALLS)
         outputs.next_part()
         with rng_preserved(), self._recording(outputs):
-            seed_everything(seed)
+            self._seed(seed)
             metric = self.evaluate()
         return Evaluated(metric, outputs.found)
 

@@ -4,8 +4,8 @@ torch fills a dropout mask, or noise, in the order of memory, and takes other nu
 generator for 16-bit dtypes: one seed gives another mask in channels_last, and other noise in
 bfloat16. Here every draw is made in float32 and in logical order, then rounded and laid out as it
 was asked for. So float32 in the contiguous layout draws what it always draws, and every other run
-draws the same. Draws on an own `torch.Generator` take their numbers from it; one that a module
-holds is seeded before every step as torch's are.
+draws the same. Draws on an own `torch.Generator` take their numbers from it; one that the task's
+code holds is seeded before every step as torch's are.
 
 Compiled code cannot be watched: under a dispatch mode Dynamo silently compiles nothing. There the
 compiler is told to draw as torch does, and dropout and noise are replaced before it sees them.

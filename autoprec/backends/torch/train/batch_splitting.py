@@ -26,6 +26,7 @@ from autoprec.backends.shared.batch_splits import (
 )
 from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
 from autoprec.backends.torch.measure.step_costs import buffers_preserved, try_to_measure
+from autoprec.backends.torch.trace.held_snapshot import around, held_generators
 from autoprec.backends.torch.trace.model_state import stored_values
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.task_runner import compute_loss, move, seed_everything
@@ -111,7 +112,7 @@ def _difference(task: Task, model: nn.Module, parts: Sequence[Part]) -> float:
     total = 0.0
     try:
         for index, (batch, factor, seed) in enumerate(parts):
-            seed_everything(seed, model)
+            seed_everything(seed, held_generators(model, around(task)))
             (compute_loss(task, model, batch, None) * factor).backward()  # type: ignore[no-untyped-call]
             total = total if index else _norm(model)
         left = _norm(model)

@@ -1,36 +1,57 @@
 """Random number generators: all of them, at once, and put back afterwards.
 
-Python's, NumPy's and torch's (the CPU's and each initialised accelerator's). NumPy is used only
-where the user's program has already imported it.
+Python's, NumPy's and torch's (the CPU's and each initialised accelerator's), and generators that
+a task's code holds. NumPy is used only where the user's program has already imported it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
 
-from autoprec.backends.shared.rng_streams import HostGenerators, generators_preserved
+from autoprec.backends.shared.rng_streams import (
+    HostGenerators,
+    generators_preserved,
+    is_host_generator,
+    restore_host_generator,
+    seed_host_generator,
+    state_of_host_generator,
+)
 
 
-def seed_everything(seed: int, model: nn.Module | None = None) -> None:
-    """Seed Python's, NumPy's and torch's generators, on every device, and those a model holds."""
+def seed_everything(seed: int, held: Iterable[Any] = ()) -> None:
+    """Seed Python's, NumPy's and torch's generators, on every device, and the `held` ones."""
     HostGenerators().seed(seed)
     torch.manual_seed(seed)
-    if model is not None:
-        for index, generator in enumerate(generators_in(model)):
+    for index, generator in enumerate(held):
+        if isinstance(generator, torch.Generator):
             generator.manual_seed(seed + 1 + index)
+        else:
+            seed_host_generator(generator, seed + 1 + index)
 
 
-def generators_in(model: nn.Module) -> Iterator[torch.Generator]:
-    """Yield the generators that are attributes of a model's modules."""
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Generator):
-                yield value
+def is_generator(value: Any) -> bool:
+    """Say whether a value is an object that random numbers are drawn from."""
+    return isinstance(value, torch.Generator) or is_host_generator(value)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator that code holds."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return state_of_host_generator(generator)
+
+
+def put_state(generator: Any, state: Any) -> None:
+    """Put back the state of a generator that code holds."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        restore_host_generator(generator, state)
 
 
 class TorchGenerators:
@@ -58,14 +79,22 @@ def rng_preserved() -> AbstractContextManager[None]:
     return generators_preserved(TorchGenerators())
 
 
-def generator_states(model: nn.Module | None = None) -> list[torch.Tensor]:
+def generator_states(held: Iterable[Any] = ()) -> list[torch.Tensor]:
     """Return the states of torch's own generators, which tell whether anything was drawn.
 
-    Those of the generators that a model holds are with them.
+    Those of the `held` generators are with them.
     """
     accelerators = _accelerator_states().values()
-    held = () if model is None else (each.get_state() for each in generators_in(model))
-    return [torch.get_rng_state(), *(each for states in accelerators for each in states), *held]
+    own = [torch.get_rng_state(), *(each for states in accelerators for each in states)]
+    return [*own, *map(_state_of, held)]
+
+
+def _state_of(generator: Any) -> torch.Tensor:
+    state = state_of(generator)
+    if isinstance(state, torch.Tensor):
+        return state
+    state = pickle.dumps(state)
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
 def _accelerator_states() -> dict[str, list[torch.Tensor]]:

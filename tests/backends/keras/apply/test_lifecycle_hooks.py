@@ -230,7 +230,8 @@ def test_every_model_made_under_a_policy_is_served_and_a_part_is_no_model_of_its
             model.fit(x, y, batch_size=8, verbose=0)
             assert int(model.optimizer.iterations) == 2
         assert encoder.layers[0].compute_dtype == "bfloat16"
-        assert encoder(x).dtype == tf.bfloat16, "only where a model ends is float32"
+        assert encoder.layers[-1](x).dtype == tf.bfloat16, "only where a model ends is float32"
+        assert encoder(x).dtype == tf.float32, "a script that calls it gets what a model gives"
         assert len(precision.optimizers) == 2
 
 

@@ -54,6 +54,17 @@ def test_float32_compared_with_itself_is_equal(model):
     assert again.losses == pytest.approx(reference.losses, rel=1e-6)
 
 
+def test_steps_of_a_larger_batch_are_compared_at_the_weights_of_a_smaller_one():
+    traced = tracer(with_dropout)
+    run = traced.reference(batch_size=4, steps=4, checkpoints=(0, 3), compared_batch=16)
+    small = traced.trajectory(recipe=Recipe(batch_size=4), seed=0, steps=4)
+    assert small.losses == pytest.approx(run.losses, rel=1e-6)
+    for point in traced.compare_steps(recipe=Recipe(batch_size=16)):
+        assert point.loss == pytest.approx(point.reference, rel=1e-6)
+        assert point.gradient_error < 1e-5
+        assert point.reference != pytest.approx(run.losses[point.step], rel=1e-3)
+
+
 def test_bfloat16_deviates_a_little_and_noise_is_its_measure():
     traced = tracer(with_dropout)
     traced.reference(batch_size=8, steps=3, checkpoints=(0, 2))
@@ -175,7 +186,7 @@ def test_no_model_is_kept_when_a_trace_ends_or_fails(monkeypatch):
     traced.backward_exponents(recipe=BF16, batches=1)
     traced.unit_magnitudes(recipe=BF16)
     assert built == closed
-    assert len(built) == 6  # float32's answers first
+    assert len(built) == 5  # one of each: float32 answers while it trains
 
 
 def test_a_model_that_is_built_differently_each_time_still_starts_the_same():

@@ -42,6 +42,8 @@ class Keeping(nn.Module):
         self.ring: deque[Tensor] = deque(maxlen=3)
         self.stats: dict[str, Any] = {"mean": torch.zeros(8), "by_class": [torch.zeros(8)]}
         self.helper = Helper()
+        self.new_dict, self.new_list = {"sum": torch.zeros(8)}, [torch.zeros(8)]
+        self.new_object = Helper()
         self.first: Tensor | None = None
         self.was_number: Any = 0.0
         self.number = 0.0
@@ -63,6 +65,10 @@ class Keeping(nn.Module):
         self.stats["by_class"][0].add_(mean)
         self.helper.average = self.helper.average + mean
         self.helper.parts["sum"] += mean
+        self.new_dict = {"sum": self.new_dict["sum"] + mean}
+        self.new_list = [*self.new_list[-3:], mean]
+        self.new_object = copy.copy(self.new_object)
+        self.new_object.average = self.new_object.average + mean
         self.first = mean if self.first is None else self.first
         self.was_number = 0.9 * self.was_number + mean
         self.number = 0.9 * self.number + float(mean.mean())

@@ -23,6 +23,46 @@ def test_the_users_own_errors_are_errors() -> None:
         facts(training_step=wrong)
 
 
+class Listed(nn.Module):
+    """Layers in a list, in a dictionary, and in a sequence that is iterated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList([nn.Linear(16, 16)]) for _ in range(2))
+        self.named = nn.ModuleDict({"a": nn.Linear(16, 16)})
+        self.rows = nn.Sequential(nn.Linear(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for (layer,) in self.blocks:
+            x = layer(x)
+        for row in self.rows:
+            x = row(x)
+        found: torch.Tensor = self.named["a"](x)
+        return found
+
+
+def test_operations_below_containers_are_counted_once() -> None:
+    """Four products forward, and for the gradients of four weights and three inputs."""
+    data = [(torch.randn(8, 16), torch.randn(8, 16)) for _ in range(4)]
+    found = facts(8, build_model=Listed, build_data=lambda _: data)
+    assert found.flops_per_sample == (4 + 4 + 3) * 2 * 16 * 16
+    shares = {unit.path: unit.products for unit in found.units if unit.products}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert set(shares) == {"blocks.0.0", "blocks.1.0", "rows.0", "named.a"}
+
+
+def test_the_part_of_the_update_is_timed_whether_it_could_be_fused_or_not() -> None:
+    def own(model: nn.Module) -> Any:
+        return torch.optim.Adam(model.parameters(), foreach=True)
+
+    def large() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 2**17), nn.Linear(2**17, 1))
+
+    found = facts(8, build_model=large, build_optimizer=own)
+    assert 0.0 < found.update_seconds < found.step_seconds
+    assert found.optimizer_share == 0.0
+
+
 PEAKS = """
 import os, re, torch
 from torch import nn

@@ -43,7 +43,8 @@ class Recorded:
 def measure(
     data: Callable[[int], Iterable[Any]], step: Any, recipe: Recipe, surveyed: int | None = None
 ) -> Measurement:
-    task = Task("task.py", model, data, training_step=step, surveyed=surveyed)
+    known = {} if surveyed is None else {"surveyed": surveyed}
+    task = Task("task.py", model, data, training_step=step, **known)
     session = registry.load("torch").open(
         task, recipe, device="cpu", seed=0, report=lambda *_: None
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -214,6 +217,56 @@ def test_a_generator_that_the_model_holds_draws_alike_in_what_is_compared(seeds:
     split = trace.compare_settings(recipe=Recipe(batch_size=4, accumulation_steps=2))
     drawn_anew = "a step draws random numbers of its own besides dropout"
     assert drawn_anew in " ".join(split.not_covered)
+
+
+OUTSIDE: dict[str, Any] = {
+    "torch": torch.Generator().manual_seed(3),
+    "numpy": np.random.default_rng(3),
+    "python": random.Random(3),
+}
+
+
+class Helper:
+    """Draws masks from a generator outside of the model."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def mask(self, like: Tensor) -> Tensor:
+        generator, size = OUTSIDE[self.kind], like.numel()
+        if isinstance(generator, torch.Generator):
+            drawn = torch.rand(size, generator=generator)
+        elif isinstance(generator, random.Random):
+            drawn = torch.tensor([generator.random() for _ in range(size)])
+        else:
+            drawn = torch.as_tensor(generator.random(size))
+        return drawn.view(like.shape) > 0.5
+
+
+class OutsideGenerator(Noisy):
+    """Drops out by what a helper draws."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.helper = Helper(kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x)
+        found: Tensor = self.two(hidden.relu() * self.helper.mask(hidden)).flatten()
+        return found
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_generators_outside_of_the_model_draw_alike_in_what_is_compared(kind: str) -> None:
+    trace = tracer(build_model=lambda: OutsideGenerator(kind))
+    plain = trace.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    for point in trace.compare_steps(recipe=BFLOAT16):
+        assert point.loss == pytest.approx(point.reference, rel=0.02)
+        assert point.gradient_error is not None
+        assert point.gradient_error < 0.05
+    assert trace.trajectory(recipe=FLOAT32, seed=0, steps=4).losses == plain.losses
+    split = trace.compare_settings(recipe=Recipe(batch_size=4, accumulation_steps=2))
+    assert "draws random numbers of its own" in " ".join(split.not_covered)
 
 
 class Compiled(nn.Module):

@@ -80,6 +80,41 @@ def test_float32_compared_with_itself_is_equal():
     assert all(point.gradient_error == 0.0 for point in points)
 
 
+def of_the_last_layer(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that leaves the gradients of other layers standing."""
+    *_, last = (each for each in model.modules() if isinstance(each, nn.Linear))
+    return torch.optim.SGD(last.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    "known", [{}, {"clip_grad_norm": 0.01}, {"build_optimizer": of_the_last_layer}]
+)
+def test_float32_answers_while_it_trains_what_a_step_apart_gives(
+    known: dict[str, Any], count: int
+) -> None:
+    trace = tracer(**known)
+    trace.reference(batch_size=8, accumulation_steps=count, steps=4, checkpoints=(0, 3))
+    plain = trace.trajectory(recipe=replace(FLOAT32, accumulation_steps=count), seed=0, steps=4)
+    again = trace.reference(batch_size=8, accumulation_steps=count, steps=4, checkpoints=(1, 3))
+    assert again.losses == plain.losses  # a look at the gradient changes no training
+    for point in trace.compare_steps(recipe=FLOAT32):
+        assert (point.loss, point.gradient_error) == (point.reference, 0.0)
+
+
+def test_steps_of_a_larger_batch_are_compared_at_the_weights_of_a_smaller_one() -> None:
+    trace = tracer()
+    run = trace.reference(batch_size=4, steps=4, checkpoints=(0, 3), compared_batch=16)
+    assert run.losses == losses(trace, replace(FLOAT32, batch_size=4), steps=4)
+    stream = trace._stream(16, 0)
+    for index, kept in enumerate(trace._checkpoints):
+        assert torch.equal(kept.batch[0], stream.batch(index)[0])
+        assert len(kept.batch[0]) == 16
+    for point in trace.compare_steps(recipe=replace(FLOAT32, batch_size=16)):
+        assert (point.loss, point.gradient_error) == (point.reference, 0.0)
+        assert point.reference != run.losses[point.step]
+
+
 def test_a_compared_step_starts_from_the_weights_of_its_step():
     trace = tracer()
     reference = trace.reference(batch_size=8, steps=4, checkpoints=(0, 3))

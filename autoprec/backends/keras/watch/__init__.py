@@ -1,0 +1,1 @@
+"""Checks a Keras training while it goes on: one batch now and then, once more in float32."""

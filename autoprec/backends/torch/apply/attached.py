@@ -1,0 +1,147 @@
+"""A recipe on a model inside a training loop that somebody else owns.
+
+The loop's own code calls the model, runs backward passes and steps optimizers; it gets a loss
+scaler, an autocast for what it wants to cast, and what makes a partial accumulation a mean. What
+the recipe asks of a loop beyond that (its batch, how often it accumulates) the loop's owner sets.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.shared.what_ran import WhatRan
+from autoprec.backends.torch.apply.autocast_context import EMPTY, ProfileAutocast
+from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.first_update import FirstUpdate
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.backends.torch.apply.model_changes import add_optimizers
+from autoprec.backends.torch.apply.nested_tensors import to_channels_last
+from autoprec.backends.torch.apply.scaled_model import forget_buffers, keep_buffers
+from autoprec.backends.torch.apply.second_models import SecondModels
+from autoprec.backends.torch.dtypes import autocast_dtype
+from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning
+
+logger = logging.getLogger("autoprec")
+
+
+class AttachedRecipe:
+    """What `TorchSurgeon.attach` returns.
+
+    `report` says what was done to the model, `ran` what of it took part in the first update (None
+    before that). `root` is the model at which the recipe's paths start;
+    `compares_calls` where the loop's script accumulates by itself.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        root: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: str,
+        scaler: LossScaler,
+        report: ChangeReport,
+        undo: Callable[[], None],
+    ) -> None:
+        self.recipe, self.root, self.report, self.scaler = recipe, root, report, scaler
+        self.ran: WhatRan | None = None
+        self.compares_calls = False
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._device_type = torch.device(device).type
+        self._dtype = autocast_dtype(recipe.policy)
+        self._undo = undo
+        self._cast: ProfileAutocast | None = None
+        if self._dtype is not None:
+            models = SecondModels(root)
+            self._cast = ProfileAutocast(self._device_type, self._dtype, models)
+        keep_buffers(scaler, root, self._device_type)
+        islands = (*report.islands, *report.outputs)
+        padded = [each.path for each in report.padded]
+        compiled = root.__dict__.get("_compiled_call_impl") is not None
+        self._first = FirstUpdate(root, islands=islands, padded=padded, compiled=compiled)
+        self._calls: Any = None
+        if not compiled:  # a hook that goes away would compile the model anew
+            self._calls = root.register_forward_pre_hook(self._note, with_kwargs=True)
+        self._handles: list[Any] = []
+        self._watch(optimizers)
+
+    # What the loop's owner calls ---------------------------------------------------------------
+
+    def cast(self) -> AbstractContextManager[Any]:
+        """Return autocast by the policy; an empty context in float32."""
+        if self._cast is None:
+            return EMPTY
+        kept = self.scaler.buffers
+        if kept is not None and not kept.in_step:
+            kept.before_forward()
+        return self._cast
+
+    def float32(self) -> AbstractContextManager[Any]:
+        """Return a context without autocast."""
+        return torch.autocast(self._device_type, self._dtype, enabled=False)
+
+    def inputs(self, batch: Any) -> Any:
+        """Return a batch laid out as the recipe says, and note its size."""
+        self._first.note_batch(batch)
+        return to_channels_last(batch) if self.recipe.memory_format == "channels_last" else batch
+
+    def add_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Do to optimizers what attaching does to those that are there."""
+        known = {id(each) for each in self.optimizers}
+        new = [each for each in optimizers if id(each) not in known]
+        if new:
+            add_optimizers(self.recipe, self.root, new)
+            self._watch(new)
+
+    def restore(self) -> None:
+        """Undo what attaching did to the model, its optimizers and the process."""
+        self._first.end()
+        for handle in (*self._handles, *filter(None, [self._calls])):
+            handle.remove()
+        self._handles.clear()
+        forget_buffers(self.scaler)
+        self._undo()
+
+    # The first update --------------------------------------------------------------------------
+
+    def _watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            self.optimizers.append(optimizer)
+
+    def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._first.note_call((args, kwargs))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.scaler.is_enabled() and optimizer is self.optimizers[0]:
+            self.scaler.note_unscaled_update()
+        if self.ran is not None:
+            return
+        if self._calls is not None:
+            self._calls.remove()
+        self.ran = self._first.end(compares_calls=self.compares_calls)
+        logger.info("%s", self.ran.line(self.recipe))
+        left = [f"{each.path}: {each.what}: {each.reason}" for each in self.report.skipped]
+        for problem in (*self.ran.problems(self.recipe), *left):
+            warnings.warn(f"profile: {problem}", AutoprecWarning, stacklevel=2)
+
+
+def scale_gradients(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Multiply the gradients of all parameters in `optimizers`, each once."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    for parameter in {id(p): p for group in groups for p in group["params"]}.values():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def new_scaler(recipe: Recipe, device: str) -> LossScaler:
+    """Return the scaler of a recipe, before there is a model."""
+    return LossScaler(torch.device(device).type, recipe.applied_loss_scale)

@@ -1,0 +1,121 @@
+"""Compares two runs of a call in numbers: outputs, loss to first order, gradients by module."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import torch
+
+from autoprec.backends.torch.watch.caught_call import CaughtCall
+from autoprec.backends.torch.watch.repeated_call import Run
+from autoprec.core.numerics.watching import Difference
+
+_UNLIKE = 0.05
+"""A repeated run this far from the call itself is of another computation: it keeps state that
+nothing here knows of, or draws elsewhere."""
+
+
+def difference(
+    run: Run, exact: Run, call: CaughtCall, *, samples: int, share: float, floor: float
+) -> Difference:
+    """Compare a run with float32's.
+
+    `share` is the loss scale divided by the accumulated micro-batches, which the outputs' gradients
+    have as a factor. A loss below `floor` counts as that much where it divides.
+    """
+    outputs = max(
+        (_outputs_error(run.outputs[i], exact.outputs[i]) for i in exact.outputs), default=0.0
+    )
+    changes = [
+        _change(run.outputs[i], exact.outputs[i], call.cut_gradient(i, samples))
+        for i in exact.outputs
+    ]
+    loss = None
+    if call.loss is not None and samples == call.batch:
+        known = float(call.loss)
+        change = sum(changes) / share
+        if math.isfinite(known) and math.isfinite(change):
+            loss = change / max(abs(known), floor, 1e-30)
+    return Difference(outputs, loss, *_gradients(run.gradients, exact.gradients))
+
+
+def is_repeated(run: Run, call: CaughtCall) -> bool:
+    """Return whether a run gave what the call itself did, in the part that was kept of it."""
+    for index, kept in call.sampled.items():
+        if index in run.outputs:
+            again = run.outputs[index].reshape(-1)[: kept.numel()].float()
+            known = kept[: again.numel()].float()
+            both = again.isfinite() & known.isfinite()
+            away = torch.linalg.vector_norm((again - known)[both])
+            if float(away) > _UNLIKE * float(torch.linalg.vector_norm(known[both])):
+                return False
+    return True
+
+
+def _outputs_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the error relative to how float32's output varies over the batch."""
+    if found.numel() < 2:
+        return math.inf if bool((exact.isfinite() & ~found.isfinite()).any()) else 0.0
+    ours, theirs = found.float(), exact.float()
+    known = theirs.isfinite()
+    if bool((known & ~ours.isfinite()).any()):
+        return math.inf
+    theirs = torch.where(known, theirs, 0.0)
+    away = float(torch.linalg.vector_norm(torch.where(known, ours, 0.0) - theirs))
+    if away == 0.0:
+        return 0.0
+    spread = theirs - theirs.mean(0, keepdim=True) if len(theirs) > 1 else theirs
+    size = float(torch.linalg.vector_norm(spread)) or float(torch.linalg.vector_norm(theirs))
+    return away / size if size else math.inf
+
+
+def _change(found: torch.Tensor, exact: torch.Tensor, gradient: torch.Tensor) -> float:
+    """Return by how much the outputs' difference changes the loss, to first order."""
+    away = found.float() - exact.float()
+    return float((torch.where(gradient == 0, 0.0, away * gradient)).sum())
+
+
+def _gradients(
+    found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]
+) -> tuple[float, dict[str, float], float]:
+    """Return the error of all gradients, those by module, and the share that vanished.
+
+    Left out is what is not finite in float32 either.
+    """
+    pairs = {name: (found[name], exact[name]) for name in exact if name in found}
+    if not pairs:
+        return 0.0, {}, 0.0
+    every = torch.stack([_numbers(*pair) for pair in pairs.values()]).tolist()
+    names = [name for name, row in zip(pairs, every, strict=True) if math.isfinite(row[1])]
+    numbers = [row for row in every if math.isfinite(row[1])]
+    away: dict[str, float] = defaultdict(float)
+    size: dict[str, float] = defaultdict(float)
+    for name, (apart, norm, _, _) in zip(names, numbers, strict=True):
+        path = name.rpartition(".")[0]
+        away[path] = math.hypot(away[path], apart if math.isfinite(apart) else math.inf)
+        size[path] = math.hypot(size[path], norm)
+    total = sum(row[3] for row in numbers)
+    vanished = sum(row[2] for row in numbers) / total if total else 0.0
+    whole = _ratio(math.hypot(*away.values()), math.hypot(*size.values()))
+    return whole, {path: _ratio(away[path], size[path]) for path in away}, vanished
+
+
+def _numbers(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return the norms of difference and gradient, and how many elements are 0, and might be."""
+    ours, theirs = found.float(), exact.float()
+    there = theirs != 0
+    return torch.stack(
+        [
+            torch.linalg.vector_norm(ours - theirs),
+            torch.linalg.vector_norm(theirs),
+            (there & (ours == 0)).sum().float(),
+            there.sum().float(),
+        ]
+    )
+
+
+def _ratio(away: float, size: float) -> float:
+    if away == 0.0:
+        return 0.0
+    return away / size if size and math.isfinite(size) else math.inf

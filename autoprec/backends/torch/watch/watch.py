@@ -1,0 +1,272 @@
+"""Watches a training: when a call is caught and checked, and what follows from what is found.
+
+A check is made where an optimizer is about to step, after the backward pass, at the weights that
+the caught call had; or where the loss scaler skips that step. Nothing of a training is changed by a
+check, and an update without one costs two calls that return at once.
+
+Ranks that share the model check together, or none does, and do the same about what any of them
+finds.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autoprec.backends.shared.watching import told_what_is_mended, told_what_mends
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.backends.torch.apply.model_changes import unwrap
+from autoprec.backends.torch.distributed.sharding import sharded_modules
+from autoprec.backends.torch.distributed.wrapped_models import find_ddps, is_sharded_by_fsdp1
+from autoprec.backends.torch.dtypes import autocast_dtype
+from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
+from autoprec.backends.torch.watch.check import Check
+from autoprec.backends.torch.watch.live_islands import islands_of, set_islands, whole_model
+from autoprec.backends.torch.watch.repeated_call import nothing_changed
+from autoprec.core.numerics.tolerance import SMALLEST_LOSS_SHARE
+from autoprec.core.numerics.watching import (
+    CONFIRM_AFTER,
+    FAILED_IN_A_ROW,
+    Action,
+    WatchedStep,
+    named,
+    next_check,
+)
+from autoprec.core.recipe import Recipe
+
+_TRIES = 8
+"""Updates that are waited for a call with gradients before a check is left out."""
+
+_SKIPS = 4
+"""So many updates that are skipped one after the other are looked at."""
+
+
+class Watch:
+    """Checks the training of `model`, and acts on what fails; `steps` are the checks so far.
+
+    `owner` is that of the model's wrappers. It holds neither the model nor its optimizers.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: LossScaler,
+        *,
+        device_type: str,
+        owner: str,
+        action: Action,
+        every: int,
+    ) -> None:
+        root = unwrap(model)
+        self._called, self._root = weakref.ref(_called(model, root)), weakref.ref(root)
+        self._scaler = weakref.ref(scaler)
+        self._recipe, self._device_type, self._owner = recipe, device_type, owner
+        self._action, self._every = action, every
+        self._groups = _groups(model)
+        self.steps: list[WatchedStep] = []
+        self.updates = self._failed = self._tries = self._skips = 0
+        self._due = 1
+        self._first_loss = 0.0
+        self._told: set[tuple[str, ...]] = set()
+        self._mended = False
+        self._catcher: CallCatcher | None = None
+        self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
+        self._handles += [
+            each.register_step_post_hook(self._after_update) for each in optimizers[:1]
+        ]
+        scaler.on_skip = self._on_skip
+        self._arm()
+
+    def end(self) -> None:
+        """Watch no longer; what is kept in float32 because of a check stays so."""
+        self._disarm()
+        for handle in self._handles:
+            handle.remove()
+        scaler = self._scaler()
+        if scaler is not None and scaler.on_skip == self._on_skip:
+            scaler.on_skip = None
+
+    # When --------------------------------------------------------------------------------------
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Note the loss whose backward pass was just made."""
+        catcher = self._catcher
+        if catcher is not None and catcher.call is not None and catcher.call.gradients:
+            catcher.call.note_loss(loss)
+            if not self._first_loss and math.isfinite(known := float(loss.detach().abs().max())):
+                self._first_loss = known
+
+    def _before_update(self, *_: Any) -> None:
+        if self._catcher is not None:
+            self._check_if_caught(self._catcher)
+
+    def _after_update(self, *_: Any) -> None:
+        self.updates += 1
+        self._skips = 0
+        if self._catcher is None and self.updates + 1 >= self._due:
+            self._arm()
+
+    def _on_skip(self) -> None:
+        """Check an update that is skipped; look at the next one where many were."""
+        self._skips += 1
+        if self._catcher is not None:
+            self._check_if_caught(self._catcher)
+        elif self._skips >= _SKIPS:
+            self._arm()
+
+    def _arm(self) -> None:
+        called, root = self._called(), self._root()
+        if called is not None and root is not None:
+            self._tries = 0
+            self._catcher = CallCatcher(called, root, self._device_type)
+
+    def _disarm(self) -> None:
+        if self._catcher is not None:
+            self._catcher.remove()
+            self._catcher = None
+
+    def _check_if_caught(self, catcher: CallCatcher) -> None:
+        root = self._root()
+        if root is None:
+            return
+        if all(self._of_all_ranks(catcher.has_all)) and catcher.call is not None:
+            self._disarm()
+            self._check(root, catcher.call)
+            return
+        self._tries += 1
+        catcher.call = None
+        if self._tries >= _TRIES:
+            why = catcher.failed or (
+                "no call of the model under precision.autocast() was followed by a backward pass"
+            )
+            self._disarm()
+            self.steps.append(WatchedStep(self.updates + 1, not_checked=why))
+            self._due = next_check(self.updates + 1, self._every)
+
+    def _of_all_ranks(self, value: Any) -> list[Any]:
+        """Return every rank's value; this process's alone where no others share the model."""
+        for group in self._groups:
+            found = [value] * dist.get_world_size(group)
+            dist.all_gather_object(found, value, group=group)
+            return found
+        return [value]
+
+    # What --------------------------------------------------------------------------------------
+
+    def _check(self, root: nn.Module, call: CaughtCall) -> None:
+        scaler = self._scaler()
+        scale = float(scaler.get_scale()) if scaler is not None else 1.0
+        have = islands_of(root)
+        modules: tuple[str, ...] = ()
+        with nothing_changed(root):
+            check = Check(
+                root,
+                call,
+                policy=self._recipe.policy,
+                device_type=self._device_type,
+                share=scale / self._recipe.accumulation_steps,
+                floor=SMALLEST_LOSS_SHARE * self._first_loss,
+            )
+            step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
+            failed = any(self._of_all_ranks(bool(step.problem)))
+            self._failed = self._failed + 1 if failed else 0
+            if self._failed >= FAILED_IN_A_ROW:
+                modules = check.mending(
+                    lambda more: self._set_islands(root, (*have, *more)),
+                    lambda mends: all(self._of_all_ranks(mends)),
+                )
+        soon = failed or check.overflowed
+        self._due = self.updates + 1 + min(CONFIRM_AFTER, self._every) if soon else self._next()
+        if self._failed >= FAILED_IN_A_ROW:
+            self._failed = 0
+            self._act(root, step, have, modules)
+        else:
+            self.steps.append(step)
+
+    def _next(self) -> int:
+        return next_check(self.updates + 1, self._every)
+
+    def _act(
+        self, root: nn.Module, step: WatchedStep, have: Sequence[str], modules: tuple[str, ...]
+    ) -> None:
+        """Mend, warn or raise, on all ranks alike; `modules` besides `have` mend the call."""
+        policy = self._recipe.policy
+        if self._action != "float32":
+            self.steps.append(replace(step, modules=modules, action=self._action))
+            if modules not in self._told:
+                self._told.add(modules)
+                told_what_mends(step, policy, modules, self._action)
+            return
+        whole = self._mended or not modules
+        done = "the whole model" if whole else named(modules)
+        self._set_islands(root, whole_model(root) if whole else (*have, *modules))
+        self._mended = True
+        self.steps.append(replace(step, modules=modules, action=f"{done} in float32"))
+        told_what_is_mended(step, policy, done)
+
+    def _set_islands(self, root: nn.Module, paths: Sequence[str]) -> None:
+        dtype = autocast_dtype(self._recipe.policy)
+        assert dtype is not None
+        set_islands(root, paths, owner=self._owner, device_type=self._device_type, dtype=dtype)
+
+    # State -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the checks, and what is kept in float32 because of them, as plain values."""
+        root = self._root()
+        return {
+            "updates": self.updates,
+            "first_loss": self._first_loss,
+            "float32_modules": list(islands_of(root)) if root and self._mended else [],
+            "steps": [asdict(each) for each in self.steps],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a training was saved."""
+        known = {field.name for field in fields(WatchedStep)}
+        saved: list[dict[str, Any]] = [each for each in state["steps"] if set(each) <= known]
+        self.steps = [WatchedStep(**each | {"modules": tuple(each["modules"])}) for each in saved]
+        self.updates, self._first_loss = int(state["updates"]), float(state["first_loss"])
+        self._failed = 0
+        self._due = next_check(self.updates, self._every)
+        if self.updates + 1 < self._due:
+            self._disarm()
+        root, kept = self._root(), state["float32_modules"]
+        if kept and root is not None:
+            self._mended = True
+            self._set_islands(root, kept)
+
+
+def _called(model: nn.Module, root: nn.Module) -> nn.Module:
+    """Return what torch.compile's wrapper calls as a whole, or the model itself."""
+    inside: nn.Module = model
+    while inside is not root and "_orig_mod" not in inside._modules:
+        inside = inside.get_submodule("module")
+    return inside
+
+
+def _groups(model: nn.Module) -> list[Any]:
+    """Return the process group of the ranks that share a model; none where they are one."""
+    found: list[Any] = [ddp.process_group for ddp in find_ddps(model)]
+    if not found and sharded_modules(model):
+        found = [dist.group.WORLD]
+    return [group for group in found if dist.get_world_size(group) > 1][:1]
+
+
+def is_watchable(model: nn.Module) -> bool:
+    """Return whether a model can be watched.
+
+    Not with statistics over all ranks, which would wait for one whose memory is full, nor in
+    FullyShardedDataParallel, whose modules cannot be called out of turn.
+    """
+    synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    return not (synced or is_sharded_by_fsdp1(model))

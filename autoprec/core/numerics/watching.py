@@ -1,0 +1,203 @@
+"""Judges checks that are made while training goes on: one micro-batch, computed again in float32.
+
+Both runs of a check have the same weights, inputs, modes, random numbers and the same gradient of
+the outputs, so what differs is what rounding does, in the forward pass and in the backward pass.
+What noise of bfloat16's size on the weights does to float32 itself is no fault of a precision.
+Nothing here runs a model or looks at a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autoprec.core.number_words import percent
+from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, NOISE_ROUNDOFF
+from autoprec.core.numerics.tolerance import Tolerance, chance
+from autoprec.errors import UsageError
+
+FIRST_DOUBLED = 100
+"""After the first update checks are due at this one, then at twice it, and so on."""
+
+EVERY = 2000
+"""The most updates between two checks, unless `watch_every` says otherwise."""
+
+CONFIRM_AFTER = 10
+"""Updates between a check that fails and the next one."""
+
+FAILED_IN_A_ROW = 2
+"""So many checks that fail one after the other are acted on."""
+
+ALLOWED_OF_OUTPUTS = 0.25
+"""How far outputs may be from float32's, relative to how they vary over the batch."""
+
+ALLOWED_OF_MODULE = 0.9
+"""How far one module's gradient may be from float32's; one that is all zero is off by 1."""
+
+NOTHING_LEFT = 0.9
+"""Noise excuses no outputs and no gradient further away than this: what it moves so far is broken
+by rounding, whatever else it is."""
+
+DEFINED = 0.25
+"""Where noise moves a module's gradient further, rounding is no smaller than the gradient."""
+
+MOST_NAMED = 3
+"""The most modules that a message names."""
+
+Action = Literal["warn", "float32", "raise"]
+ACTIONS = ("warn", "float32", "raise")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a repeated call is from float32's.
+
+    `outputs` is relative to how float32's outputs vary over the batch; `loss` is what their
+    difference does to the loss, to first order, as a share of it (None: the loss is not known).
+    `gradient` is ||g - g32|| / ||g32|| over all parameters, `modules` the same for each module;
+    `vanished` is the share of the elements of float32's gradient that are 0 in this one. What is
+    not finite where float32's is counts as infinity.
+    """
+
+    outputs: float = 0.0
+    loss: float | None = None
+    gradient: float = 0.0
+    modules: Mapping[str, float] = field(default_factory=dict)
+    vanished: float = 0.0
+
+    @property
+    def overflows_backward_only(self) -> bool:
+        """Return whether outputs are finite and the gradient is not."""
+        return math.isfinite(self.outputs) and not math.isfinite(self.gradient)
+
+
+@dataclass(frozen=True)
+class WatchedStep:
+    """One check during training: after how many `updates`, on how many `samples` of a `batch`.
+
+    The numbers are those of `Difference`, None where they are not known or not finite. `problem` is
+    empty where nothing was found; `modules` are those to be kept in float32, `action` what was
+    done. `not_checked` says why the check could not be made, or not on the whole batch.
+    """
+
+    updates: int
+    samples: int = 0
+    batch: int = 0
+    outputs: float | None = None
+    loss: float | None = None
+    gradient: float | None = None
+    vanished: float | None = None
+    problem: str = ""
+    modules: tuple[str, ...] = ()
+    action: str = ""
+    not_checked: str = ""
+
+
+MOST_NOISE = Difference(outputs=1.0, loss=0.25, gradient=1.0)
+"""Noise that excuses all that noise can, for where it cannot be looked at."""
+
+
+def next_check(updates: int, every: int) -> int:
+    """Return the number of the next update that is checked, after `updates` of them.
+
+    Those are 1, 100, 200, 400, 800, ... until that would be more than `every` updates, which from
+    then on are between two.
+    """
+    if updates < 1:
+        return 1
+    doubled = FIRST_DOUBLED
+    while doubled <= updates:
+        doubled *= 2
+    longest = doubled // 2 if doubled > FIRST_DOUBLED else FIRST_DOUBLED - 1
+    return doubled if longest <= every else updates + every
+
+
+def check_settings(watch: object, every: object) -> Action | None:
+    """Return what to do about a fault, None for no watch; `UsageError` for other settings."""
+    if watch is False or watch is None:
+        return None
+    if watch not in ACTIONS:
+        raise UsageError(
+            f"watch={watch!r} given, expected 'warn', 'float32', 'raise' or False (no checks "
+            "during training)"
+        )
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise UsageError(
+            f"watch_every={every!r} given, expected the most updates between two checks: {EVERY}, "
+            "or another whole number from 1"
+        )
+    return watch  # type: ignore[return-value]
+
+
+def judge(
+    found: Difference,
+    noise: Sequence[Difference],
+    tolerance: Tolerance,
+    roundoff: float = NOISE_ROUNDOFF,
+) -> str:
+    """Say what is wrong with a 16-bit run; nothing where it does as float32 does.
+
+    `noise` is what noise on the weights does to float32, empty where it was not looked at: then a
+    problem is one unless noise explains it. A format with a smaller `roundoff` than bfloat16's is
+    allowed less of it.
+    """
+    finer = min(1.0, max(MIN_NOISE_SHARE, roundoff / NOISE_ROUNDOFF))
+    if not math.isfinite(found.outputs):
+        return "its outputs are not finite, and float32's are"
+    outputs = finer * max((each.outputs for each in noise), default=0.0)
+    limit = max(ALLOWED_OF_OUTPUTS, min(NOTHING_LEFT, tolerance.loss_null * outputs))
+    if found.outputs > limit:
+        return _away("outputs are", found.outputs, limit)
+    if found.loss is not None:
+        loss = finer * max((abs(each.loss or 0.0) for each in noise), default=0.0)
+        limit = max(tolerance.loss, chance(loss, tolerance.loss_null))
+        if abs(found.loss) > limit:
+            return _away("loss is", abs(found.loss), limit)
+    gradient = finer * max((each.gradient for each in noise), default=0.0)
+    limit = max(tolerance.gradient, min(NOTHING_LEFT, tolerance.gradient_null * gradient))
+    zeros = f"; {percent(found.vanished)} of it is 0" if found.vanished > tolerance.loss else ""
+    if found.gradient > limit:
+        return _away("gradient is", found.gradient, limit) + zeros
+    wrong = _wrong_modules(found, noise, finer, tolerance)
+    if wrong:
+        error = max(found.modules[path] for path in wrong)
+        return _away(f"gradient of {named(wrong)} is", error, ALLOWED_OF_MODULE) + zeros
+    return ""
+
+
+def worst_modules(found: Difference) -> tuple[str, ...]:
+    """Return the modules whose gradients are furthest from float32's, the worst first."""
+    by_error = sorted(found.modules, key=lambda path: -found.modules[path])
+    return tuple(path for path in by_error if found.modules[path] > DEFINED)[:MOST_NAMED]
+
+
+def named(paths: Sequence[str]) -> str:
+    """Name modules in a sentence: at most `MOST_NAMED` of them, and how many more."""
+    shown = [path or "the model's own code" for path in paths[:MOST_NAMED]]
+    more = len(paths) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _away(what: str, error: float, limit: float) -> str:
+    return (
+        f"at the same weights and inputs its {what} {percent(error)} away from float32's; "
+        f"{percent(limit)} is allowed"
+    )
+
+
+def _wrong_modules(
+    found: Difference, noise: Sequence[Difference], finer: float, tolerance: Tolerance
+) -> list[str]:
+    """List modules whose gradient is lost, the worst first.
+
+    One that noise moves as far has none to lose: the bias before a batch norm.
+    """
+    wrong = []
+    for path, error in found.modules.items():
+        null = max((each.modules.get(path, 0.0) for each in noise), default=0.0)
+        allowed = max(ALLOWED_OF_MODULE, tolerance.gradient_null * finer * null)
+        if error > allowed and null < DEFINED:
+            wrong.append(path)
+    return sorted(wrong, key=lambda path: -found.modules[path])

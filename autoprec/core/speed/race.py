@@ -1,0 +1,95 @@
+"""Decides which recipes race before any is proven, who runs another round, and what rounds tell.
+
+The search times a recipe once, each at another moment, and machines drift by more than the fastest
+recipes differ. So those that may be the fastest run again in alternation, next to the baseline. One
+recipe that was slower than all others predict runs along, if there is one: another process may have
+slowed it. A recipe runs where what it is expected to gain is worth the seconds of its rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from autoprec.core.speed import best_arm
+from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.cost_model import Prediction
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.space import point_key
+from autoprec.core.speed.trial_results import Outcome, possibly_disturbed
+
+
+def find_contenders(
+    history: Sequence[Outcome], allowed: Callable[[Outcome], bool], *, new_processes: bool
+) -> tuple[Outcome, ...]:
+    """Return the recipes of a search that race, the fastest first.
+
+    Those are the fastest one `allowed`, and others that may beat it by enough for their seconds.
+    `new_processes`: each round starts workers and opens sessions anew.
+    """
+    may_run = [outcome for outcome in history if outcome.rate > 0 and allowed(outcome)]
+    if not may_run:
+        return ()
+    first, *others = sorted(may_run, key=lambda outcome: -outcome.rate)
+    worth = [each for each in others if _is_worth_racing(each, first, new_processes)]
+    found = [first, *worth][: SPEED.most_contenders]
+    slowed = [each for each in possibly_disturbed(history) if each in may_run and each not in found]
+    return (*found, *slowed[:1])
+
+
+def _is_worth_racing(outcome: Outcome, fastest: Outcome, new_processes: bool) -> bool:
+    """Return whether this may beat the fastest by enough to be worth the fewest rounds."""
+    measured = outcome.measurement
+    assert measured is not None
+    ready = measured.warmup_seconds + SPEED.worker_seconds
+    turn = max(SPEED.turn_seconds, measured.step_seconds)
+    rounds = SPEED.min_rounds
+    seconds = rounds * turn + (rounds if new_processes else 1) * ready
+    promised = Prediction(math.log(outcome.rate / fastest.rate), SPEED.search_ratio_error)
+    return promised.expected_gain(0.0) > SPEED.gain_per_second * seconds
+
+
+def who_runs_on(rates: Sequence[Sequence[float]], round_seconds: float) -> tuple[int, ...]:
+    """Return who runs another round, by number; empty when the race is over.
+
+    `rates` are every rival's, round by round; the last round took `round_seconds`, most of it for
+    all of them at once. So a recipe must promise enough for a share of the round that does not
+    shrink with the number of those that run.
+    """
+    if max(map(len, rates)) < SPEED.min_rounds:
+        return tuple(range(len(rates)))
+    return best_arm.select_contenders(rates, [round_seconds / 2] * len(rates))
+
+
+def ranking(
+    history: Sequence[Outcome],
+    baseline: Outcome,
+    contenders: Sequence[Outcome],
+    finalists: Sequence[Finalist],
+) -> tuple[Outcome, ...]:
+    """Return the history, with everything that raced at its speed in the race.
+
+    `finalists` are baseline and contenders. The contenders keep the mean of their rates in the
+    search, so that they compare with what did not race; the baseline is not counted, for a
+    disturbance of its single trial would make all that raced look better or worse than the rest.
+    """
+    leader = finalists[1 + best_arm.find_leader([each.rates for each in finalists[1:]])]
+    ratios = [
+        math.log(paired_ratio(each.rates, leader.rates[: len(each.rates)]).ratio)
+        for each in finalists
+    ]
+    known = [math.log(each.rate) for each in contenders]
+    scale = (sum(known) - sum(ratios[1:])) / len(known)
+    raced: Mapping[object, Outcome] = {
+        point_key(outcome.point): _with_rate(outcome, math.exp(scale + ratio))
+        for outcome, ratio in zip((baseline, *contenders), ratios, strict=True)
+    }
+    return tuple(raced.get(point_key(outcome.point), outcome) for outcome in history)
+
+
+def _with_rate(outcome: Outcome, rate: float) -> Outcome:
+    """Return the outcome at another rate; the difference counts as the machine's drift."""
+    assert outcome.measurement is not None
+    return replace(outcome, drift=outcome.measurement.samples_per_second / rate)

@@ -1,0 +1,53 @@
+"""What the precision plugins of Lightning's Trainer and of Fabric have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoprec.integrations.seam import ForeignLoop
+
+
+class Plugin:
+    """What the plugins of Trainer and Fabric share; `precision` is what strategies ask for."""
+
+    precision = "32-true"
+
+    def __init__(self, loop: ForeignLoop) -> None:
+        super().__init__()
+        self.loop = loop
+
+    @property
+    def batch_size(self) -> int:
+        """Return what the loader should yield: the samples of one micro-batch on one device."""
+        return self.loop.batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Return the micro-batches of one update."""
+        return self.loop.accumulation_steps
+
+    @property
+    def skipped(self) -> int:
+        """Return the number of updates skipped because gradients were not finite."""
+        return self.loop.skipped
+
+    def float32(self) -> Any:
+        """Return a context without autocast, for a loss that needs full precision."""
+        return self.loop.float32()
+
+    def convert_input(self, data: Any) -> Any:
+        """Lay a batch out as the profile says; its values stay as they are."""
+        return self.loop.inputs(data)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale and the counts."""
+        return self.loop.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load them."""
+        self.loop.load_state_dict(state)
+
+    def teardown(self) -> None:
+        """Undo what was done to the model; the next `fit` does it again."""
+        self.loop.detach()

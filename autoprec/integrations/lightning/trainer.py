@@ -1,0 +1,97 @@
+"""The methods of the Trainer's precision plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from autoprec.integrations.lightning.shared import Plugin
+
+_OWN_PRECISION = ("XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy")
+_NATIVE_STATES = ("MixedPrecision", "native_amp_scaling_state")
+
+
+class TrainerPlugin(Plugin):
+    """The methods of the Trainer's plugin; its base class is one of the two packages'."""
+
+    def convert_module(self, module: Any) -> Any:
+        """Refuse what cannot be, and set how often the Trainer accumulates."""
+        trainer = module.trainer
+        self.loop.choose(str(trainer.strategy.root_device))
+        self.loop.require(_facts(trainer, module))
+        trainer.accumulate_grad_batches = self.loop.accumulation_steps
+        return module
+
+    def connect(self, model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Any:
+        """Attach the profile: the strategy has wrapped the model, no state is loaded yet."""
+        for optimizer in optimizers:
+            closures = {each.__name__ for each in type(optimizer).__mro__} & {"LBFGS"}
+            self.loop.require({"closures": ", ".join(closures)})
+        self.loop.attach(model, optimizers, holds=True)
+        return model, optimizers, schedulers
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Open the profile's autocast."""
+        with self.loop.cast():
+            yield
+
+    @contextmanager
+    def train_step_context(self) -> Iterator[None]:
+        """Count a micro-batch."""
+        self.loop.seen += 1
+        with self.forward_context():
+            yield
+
+    def pre_backward(self, tensor: Any, module: Any) -> Any:
+        """Scale the loss."""
+        return super().pre_backward(self.loop.scaler.scale(tensor), module)  # type: ignore[misc]
+
+    def optimizer_step(
+        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """Make an update: gradients, their mean, hooks and clipping, and the step."""
+        result = closure()
+        automatic = model.automatic_optimization
+        if result is None and automatic:  # the training step gave no loss
+            return None
+        scaler = self.loop.scaler
+        scaler.unscale_once_(optimizer)
+        if automatic:
+            self.loop.complete(optimizer)
+        self._after_closure(model, optimizer)  # type: ignore[attr-defined]
+        if not scaler.is_enabled():
+            return optimizer.step(**kwargs)
+        stepped = scaler.step(optimizer, **kwargs)
+        scaler.update()
+        return stepped
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the scale as Lightning's own 16-bit plugin does, which then can load it."""
+        if self.loop.scaler.is_enabled():
+            checkpoint[_NATIVE_STATES[0]] = self.loop.scaler.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Load the scale of a checkpoint that Lightning's own 16-bit plugin made."""
+        if type(self).__qualname__ not in checkpoint:
+            for name in _NATIVE_STATES:
+                if checkpoint.get(name):
+                    self.loop.load_state_dict(checkpoint[name])
+
+
+def _facts(trainer: Any, module: Any) -> dict[str, Any]:
+    """Return what of a Trainer the table of refusals asks for."""
+    strategy = type(trainer.strategy).__name__
+    callbacks = {type(each).__name__ for each in trainer.callbacks}
+    return {
+        "accumulates": trainer.accumulate_grad_batches,
+        "fsdp1": strategy == "FSDPStrategy",
+        "fsdp2": strategy == "ModelParallelStrategy",
+        "deepspeed": strategy == "DeepSpeedStrategy",
+        "own_precision": strategy if strategy in _OWN_PRECISION else "",
+        "accumulation_schedule": "GradientAccumulationScheduler" in callbacks,
+        "finds_batch": "BatchSizeFinder" if "BatchSizeFinder" in callbacks else "",
+        "manual": not module.automatic_optimization,
+        "compiles": "torch.compile" if getattr(module, "_compiler_ctx", None) else "",
+    }

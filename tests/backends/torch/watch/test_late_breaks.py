@@ -1,0 +1,285 @@
+"""Trainings that break late: healthy at first, and then no longer what float32 computes.
+
+What grows slowly in a real training grows here by a factor after every update.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autoprec import Recipe
+from autoprec.core.recipe import LossScale
+from autoprec.errors import AutoprecError, AutoprecWarning
+from tests.backends.torch.watched import BFLOAT16, FLOAT16, batches, train
+
+pytestmark = pytest.mark.torch
+
+FIXED = replace(FLOAT16, loss_scale=LossScale(mode="fixed", initial=2.0**4, floor=1.0))
+
+
+class Scaled(nn.Module):
+    """A small network with a number that grows, in code of its own."""
+
+    limit = 1e9
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 2)
+        self.register_buffer("size", torch.tensor(1.0))
+        self.size: torch.Tensor
+
+    def grow(self, factor: float) -> None:
+        self.size.mul_(factor).clamp_(max=self.limit)
+
+
+class LogitScale(Scaled):
+    """Scores that are scaled more and more, until float16 overflows."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        scores = self.first(given) * self.size
+        return self.last(torch.softmax(scores, -1) * given.mean(-1, keepdim=True))
+
+
+class NormInput(Scaled):
+    """A norm of one's own, whose squares overflow float16."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        hidden = self.first(given) * self.size
+        return self.last(hidden * (hidden.square().mean(-1, keepdim=True) + 1e-5).rsqrt())
+
+
+class Frequency(Scaled):
+    """A learned frequency: an angle of hundreds has no digits left of one."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return self.last(torch.sin(self.first(given * self.size)))
+
+
+class Residual(Scaled):
+    """A residual stream with an offset, which a norm takes away again."""
+
+    limit = 300.0
+
+    def forward(self, given: torch.Tensor) -> Any:
+        stream = self.first(given) + self.size
+        return self.last(nn.functional.layer_norm(stream, (16,)))
+
+
+class Variance(Scaled):
+    """The variance as a difference of two large numbers."""
+
+    limit = 20.0
+
+    def forward(self, given: torch.Tensor) -> Any:
+        hidden = self.first(given) + self.size
+        mean = hidden.mean(-1, keepdim=True)
+        variance = hidden.square().mean(-1, keepdim=True) - mean.square()
+        return self.last((hidden - mean) / (variance.abs() + 1e-2).sqrt())
+
+
+class RunningSum(nn.Module):
+    """Time as a count of what was seen, in bfloat16 beyond 256."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.end = nn.Linear(9, 16), nn.Linear(16, 2)
+        self.register_buffer("seen", torch.tensor(0.0))
+        self.seen: torch.Tensor
+
+    def forward(self, given: torch.Tensor) -> Any:
+        time = (self.seen + torch.arange(8.0)).unsqueeze(-1)
+        self.seen += 8
+        hidden = self.inside(torch.cat([given, time], -1))
+        return self.end(torch.sin(hidden))
+
+    def grow(self, factor: float) -> None:
+        self.seen += 40
+
+
+class LateRow(nn.Module):
+    """A row of an embedding that comes late, and is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.last = nn.Embedding(2, 8), nn.Linear(8, 2)
+        self.updates = 0
+        with torch.no_grad():
+            self.rows.weight[1] *= 1e5
+
+    def forward(self, given: torch.Tensor) -> Any:
+        row = self.rows(torch.tensor([int(self.updates > 8)]))
+        return self.last(given * row).tanh()
+
+    def grow(self, factor: float) -> None:
+        self.updates += 1
+
+
+class Threshold(Scaled):
+    """A choice by scores that differ by less than a digit of theirs."""
+
+    limit = 300.0
+
+    def forward(self, given: torch.Tensor) -> Any:
+        scores = self.first(given) + self.size
+        chosen = (scores > scores.float().mean(-1, keepdim=True)).to(scores.dtype)
+        return self.last(chosen * (scores - self.size))
+
+
+class Small(Scaled):
+    """A network whose loss is divided by what grows, so that its gradients decay."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return self.last(torch.tanh(self.first(given)))
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets) / self.size
+
+
+BREAKS: dict[str, tuple[Callable[[], Any], Recipe]] = {
+    "logit scale": (LogitScale, FLOAT16),
+    "norm input": (NormInput, FLOAT16),
+    "frequency": (Frequency, BFLOAT16),
+    "residual": (Residual, BFLOAT16),
+    "variance": (Variance, BFLOAT16),
+    "running sum": (RunningSum, BFLOAT16),
+    "late row": (LateRow, FLOAT16),
+    "threshold": (Threshold, BFLOAT16),
+    "gradients decay": (Small, FIXED),
+}
+
+
+def broken(name: str, watch: str, updates: int = 56) -> tuple[Any, list[str]]:
+    make, recipe = BREAKS[name]
+    torch.manual_seed(0)
+    model = make()
+    loss_fn = getattr(model, "loss", nn.functional.mse_loss)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        precision, _ = train(
+            model,
+            recipe,
+            watch=watch,
+            every=4,
+            updates=updates,
+            loss_fn=loss_fn,
+            at_update=lambda _: model.grow(1.6),
+        )
+    return precision, [str(each.message) for each in said if "updates in" in str(each.message)]
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_late_break_is_told_and_its_modules_are_named(name: str) -> None:
+    precision, said = broken(name, "warn")
+    assert not precision.watched[0].problem, "healthy at first"
+    assert any(each.action == "warn" for each in precision.watched), precision.watched
+    assert "from float32's" in said[0] or "float32's are" in said[0]
+    assert "float32" in said[0]
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_modules_in_float32_mend_it(name: str) -> None:
+    precision, said = broken(name, "float32")
+    acted = [i for i, each in enumerate(precision.watched) if each.action]
+    assert acted
+    assert "is kept in float32" in said[0]
+    after = precision.watched[acted[-1] + 1 :]
+    assert len(after) >= 2
+    assert not any(each.problem for each in after), precision.watched
+
+
+def test_it_can_raise() -> None:
+    with pytest.raises(AutoprecError, match=r"after .* updates in mixed_bfloat16 .* outputs are"):
+        broken("frequency", "raise")
+
+
+def test_what_mends_is_few_modules_and_goes_on_in_a_checkpoint() -> None:
+    precision, _ = broken("frequency", "float32")
+    state = precision.state_dict()
+    kept = state["watch"]["float32_modules"]
+    assert kept
+    assert "last" not in kept
+    torch.manual_seed(0)
+    model = Frequency()
+    model.load_state_dict({"size": torch.tensor(300.0)}, strict=False)
+    other, _ = train(model, watch="float32", updates=1)
+    other.load_state_dict(state)
+    assert other.state_dict()["watch"] == state["watch"]
+    assert other.watched == precision.watched
+
+
+class Attention(nn.Module):
+    """A block of a transformer, whose key's bias has no gradient but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return self.last(self.inside(given.reshape(2, 4, 8)).reshape(8, 8))
+
+
+def mlp(act: Callable[[], nn.Module], *, norm: bool = False, drop: float = 0.0) -> nn.Module:
+    middle: list[nn.Module] = [nn.BatchNorm1d(16)] if norm else []
+    return nn.Sequential(nn.Linear(8, 16), *middle, act(), nn.Dropout(drop), nn.Linear(16, 2))
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten())
+        self.last = nn.Linear(24, 2)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return self.last(self.inside(given.unsqueeze(1)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.last = nn.GRU(2, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return self.last(self.inside(given.reshape(8, 4, 2))[0][:, -1])
+
+
+HEALTHY: dict[str, Callable[[], nn.Module]] = {
+    "relu": lambda: mlp(nn.ReLU),
+    "gelu": lambda: mlp(nn.GELU),
+    "dropout": lambda: mlp(nn.ReLU, drop=0.3),
+    "batch norm": lambda: mlp(nn.ReLU, norm=True),
+    "attention": Attention,
+    "convolution": Convolved,
+    "recurrent": Recurrent,
+}
+
+
+def alike() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield one batch again and again: the loss falls far."""
+    batch = next(batches())
+    while True:
+        yield batch
+
+
+@pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16])
+@pytest.mark.parametrize("data", [batches, alike])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_training_raises_nothing(
+    name: str, data: Callable[[], Iterator[Any]], recipe: Recipe
+) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AutoprecWarning)
+        precision, losses = train(
+            HEALTHY[name](), recipe, watch="raise", every=10, updates=150, data=data()
+        )
+    assert losses[-1] < losses[0]
+    assert len(precision.watched) >= 15
+    assert not any(each.action or each.not_checked for each in precision.watched)

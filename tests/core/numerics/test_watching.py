@@ -1,0 +1,126 @@
+"""Checks during training, judged: when they are due, what is a fault, what noise excuses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.numerics.watching import (
+    Difference,
+    check_settings,
+    judge,
+    named,
+    next_check,
+    worst_modules,
+)
+from autoprec.errors import UsageError
+
+HEALTHY = Difference(
+    outputs=0.01, loss=0.002, gradient=0.03, modules={"a": 0.02, "b": 0.1}, vanished=0.05
+)
+STRICT = Tolerance()
+
+
+def due(every: int, until: int) -> list[int]:
+    numbers, last = [], 0
+    while (last := next_check(last, every)) <= until:
+        numbers.append(last)
+    return numbers
+
+
+def test_checks_double_and_then_come_at_most_so_far_apart() -> None:
+    assert due(2000, 10_000) == [1, 100, 200, 400, 800, 1600, 3200, 5200, 7200, 9200]
+    assert due(50, 200) == [1, 51, 101, 151]
+
+
+@pytest.mark.parametrize("every", [1, 7, 100, 2000])
+def test_no_two_checks_are_further_apart(every: int) -> None:
+    found = due(every, 30_000)
+    assert found[0] == 1
+    assert all(0 < b - a <= every for a, b in itertools.pairwise(found))
+
+
+def test_what_rounding_does_to_a_healthy_model_is_no_fault() -> None:
+    assert judge(HEALTHY, (), STRICT) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"outputs": math.inf}, "outputs are not finite"),
+        ({"outputs": 0.6}, "outputs are 60 % away"),
+        ({"loss": -0.04}, "loss is 4 % away"),
+        ({"gradient": 0.8}, "gradient is 80 % away"),
+        ({"gradient": 0.8, "vanished": 0.7}, "50 % is allowed; 70 % of it is 0"),
+        ({"modules": {"a": 0.02, "b": 1.0}}, "gradient of b is 100 % away"),
+    ],
+)
+def test_each_number_that_is_too_far_from_float32_is_named(
+    changed: dict[str, object], said: str
+) -> None:
+    assert said in judge(replace(HEALTHY, **changed), (), STRICT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", ["outputs", "loss", "gradient"])
+def test_what_noise_does_to_float32_is_no_fault(number: str) -> None:
+    away = {"outputs": 0.6, "loss": 0.04, "gradient": 0.8}[number]
+    found = replace(HEALTHY, **{number: away})
+    assert judge(found, [replace(HEALTHY, **{number: away / 2})], STRICT) == ""
+    assert judge(found, [replace(HEALTHY, **{number: away / 10})], STRICT)
+
+
+def test_noise_never_excuses_outputs_that_are_not_finite() -> None:
+    found = replace(HEALTHY, outputs=math.inf)
+    assert judge(found, [replace(HEALTHY, outputs=10.0)], STRICT)
+
+
+@pytest.mark.parametrize("number", ["outputs", "gradient"])
+def test_noise_excuses_nothing_of_which_nothing_is_left(number: str) -> None:
+    found = replace(HEALTHY, **{number: 1.2})
+    assert judge(found, [replace(HEALTHY, **{number: 1.2})], STRICT)
+
+
+def test_a_finer_format_is_allowed_less_of_the_noise() -> None:
+    found, noise = replace(HEALTHY, loss=0.04), [replace(HEALTHY, loss=0.015)]
+    assert judge(found, noise, STRICT) == ""
+    assert judge(found, noise, STRICT, roundoff=2.0**-11)
+
+
+def test_a_gradient_that_is_rounding_alone_is_not_missed() -> None:
+    found = replace(HEALTHY, modules={"bias": 40.0})
+    assert judge(found, [replace(HEALTHY, modules={"bias": 1.4})], STRICT) == ""
+    assert judge(found, [replace(HEALTHY, modules={"bias": 0.01})], STRICT)
+
+
+def test_modules_are_named_the_worst_first_and_few() -> None:
+    errors = {"a": 0.3, "b": 2.0, "c": 0.1, "d": 0.5, "e": 0.4}
+    assert worst_modules(replace(HEALTHY, modules=errors)) == ("b", "d", "e")
+    assert named(["a", "", "c", "d", "e"]) == "a, the model's own code, c and 2 more"
+
+
+@pytest.mark.parametrize("watch", ["warn", "float32", "raise"])
+def test_settings_that_say_what_to_do_are_taken(watch: str) -> None:
+    assert check_settings(watch, 2000) == watch
+
+
+def test_false_watches_nothing() -> None:
+    assert check_settings(False, 2000) is None
+
+
+@pytest.mark.parametrize(
+    ("watch", "every", "said"),
+    [
+        ("always", 2000, "watch='always' given, expected 'warn', 'float32', 'raise' or False"),
+        (True, 2000, "watch=True given"),
+        ("warn", 0, "watch_every=0 given"),
+        ("warn", 1.5, "watch_every=1.5 given"),
+        ("warn", True, "watch_every=True given"),
+    ],
+)
+def test_other_settings_are_refused(watch: object, every: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+        check_settings(watch, every)

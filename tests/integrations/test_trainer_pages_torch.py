@@ -1,0 +1,174 @@
+"""The pages of trainers: their code runs, and the scripts they change train in both forms."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autoprec import Policy, Recipe
+from autoprec.integrations import lightning as integration
+from tests.code_blocks import ROOT, block
+from tests.integrations.lightning_modules import fabric_of, pytorch_of
+
+pytestmark = [
+    pytest.mark.integrations,
+    pytest.mark.usefixtures("without_tensorflow"),
+    pytest.mark.filterwarnings("default"),
+]
+
+FOLDER = ROOT / "examples" / "trainers"
+WriteProfile = Callable[[Recipe, str], Path]
+
+#: By script: the lines that the pages say change, the profile's batch and modules.
+SCRIPTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "lightning": (3, {"batch_size": 16, "accumulation_steps": 2, "float32_modules": ("6",)}),
+    "transformers": (2, {"batch_size": 8, "accumulation_steps": 4}),
+    "accelerate": (3, {"batch_size": 16, "accumulation_steps": 2, "float32_modules": ("1",)}),
+    "amp": (4, {"batch_size": 32}),
+}
+
+
+def changed(name: str) -> tuple[list[str], list[str]]:
+    """The lines that go and those that come, blank ones left out."""
+    texts = [
+        (FOLDER / f"{name}_{form}.py").read_text().splitlines() for form in ("before", "after")
+    ]
+    lines = [line for line in difflib.unified_diff(*texts, n=0, lineterm="") if line[1:].strip()]
+    lines = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    return [each for each in lines if each[0] == "-"], [each for each in lines if each[0] == "+"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_as_many_lines_change_as_the_page_says(name: str) -> None:
+    gone, come = changed(name)
+    assert len(come) == SCRIPTS[name][0]
+    assert len(gone) <= len(come)
+    page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
+    (row,) = [line for line in page.splitlines() if f"{name}_before.py" in line]
+    assert row.endswith(f"| {len(come)} |")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("lightning", block("docs/trainers-lightning.md", 1)),
+        ("accelerate", block("docs/trainers-accelerate.md", 1)),
+        ("transformers", block("docs/trainers-transformers.md", 1)),
+    ],
+)
+def test_the_lines_that_a_page_shows_are_those_of_the_script(name: str, shown: str) -> None:
+    gone, come = changed(name)
+    assert sorted(shown.splitlines()) == sorted(gone + come)
+
+
+def run(script: str, folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_trains_in_both_forms(
+    name: str, tmp_path: Path, write_profile: WriteProfile
+) -> None:
+    policy = Policy.MIXED_FLOAT16 if name == "amp" else Policy.MIXED_BFLOAT16
+    folder = write_profile(Recipe(policy=policy, **SCRIPTS[name][1]), "torch").parent
+    (elsewhere := tmp_path / "before").mkdir()
+    before = run(f"{name}_before.py", elsewhere)
+    after = run(f"{name}_after.py", folder)
+    measure, value = after.split()
+    assert measure == before.split()[0]
+    found, expected = float(value), float(before.split()[1])
+    assert abs(found - expected) < (0.05 if measure == "accuracy" else 0.3 * expected + 0.1)
+    if name == "amp":  # a checkpoint of either form loads in the other
+        run("amp_after.py", _moved(elsewhere, folder), "--resume")
+        run("amp_before.py", _moved(folder, elsewhere), "--resume")
+    if name == "lightning":
+        assert (folder / "checkpoints" / "last.ckpt").is_file()
+        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+        assert state["AutoprecPrecision"]["counts"]["steps"] == state["global_step"]
+
+
+def _moved(source: Path, target: Path) -> Path:
+    (target / "last.pt").write_bytes((source / "last.pt").read_bytes())
+    return target
+
+
+@pytest.fixture
+def profile_here(write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
+    monkeypatch.chdir(write_profile(recipe, "torch").parent)
+
+
+@pytest.mark.usefixtures("profile_here")
+def test_the_lightning_page() -> None:
+    names: dict[str, Any] = {"Trainer": pytorch_of("lightning").Trainer}
+    exec(block("docs/trainers-lightning.md", 0), names)
+    assert names["trainer"].precision_plugin.batch_size == 16
+    names = {"Fabric": fabric_of("lightning").Fabric}
+    exec(block("docs/trainers-lightning.md", 2), names)
+    model = nn.Linear(4, 4)
+    module, _ = names["fabric"].setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert module(torch.ones(16, 4)).dtype is torch.float32
+    assert names["precision"].loop.attached.root is model
+
+
+@pytest.mark.usefixtures("profile_here", "fresh_state")
+def test_the_accelerate_page() -> None:
+    from accelerate import Accelerator
+
+    names: dict[str, Any] = {"Accelerator": Accelerator}
+    exec(block("docs/trainers-accelerate.md", 0), names)
+    assert names["precision"].batch_size == 16
+
+
+@pytest.mark.usefixtures("profile_here", "fresh_state")
+def test_the_transformers_page(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=16, report_to=[]
+    )
+    names: dict[str, Any] = {"trainer": Trainer(model=nn.Linear(4, 4), args=arguments)}
+    exec(block("docs/trainers-transformers.md", 0), names)
+    assert names["precision"].policy is Policy.MIXED_BFLOAT16
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_the_plugin_is_of_the_package_that_is_in_use(package: str) -> None:
+    code = (
+        f"import {package}\n"
+        "from autoprec import Recipe\n"
+        "from autoprec.integrations.lightning import plugin\n"
+        "print(type(plugin(Recipe())).__mro__)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=200,
+        check=True,
+    )
+    expected = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}[package]
+    assert f"'{expected}.plugins.precision" in done.stdout
+    assert integration.__name__ == "autoprec.integrations.lightning"

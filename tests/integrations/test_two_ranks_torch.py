@@ -1,0 +1,76 @@
+"""Two ranks under torchrun: one reduction for each update, and ranks that agree or all raise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.code_blocks import ROOT
+
+pytestmark = [pytest.mark.integrations, pytest.mark.slow]
+
+TRAINERS = ("lightning", "accelerate")
+
+
+def two_ranks(trainer: str, what: str, folder: Path) -> list[dict[str, Any]]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    script = ROOT / "tests/integrations/two_ranks.py"
+    subprocess.run(
+        [*command, "--nproc-per-node", "2", str(script), trainer, what, str(folder)],
+        env=environment,
+        capture_output=True,
+        timeout=280,
+        check=True,
+    )
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_ranks_train_as_one_process_with_the_whole_batch(trainer: str, tmp_path: Path) -> None:
+    from tests.integrations import two_ranks as script
+
+    torch.manual_seed(0)
+    model = script.Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in DataLoader(script.data(), batch_size=32):
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = two_ranks(trainer, "training", tmp_path)
+    assert found[0]["weights"] == found[1]["weights"]
+    for weights, parameter in zip(found[0]["weights"], model.parameters(), strict=True):
+        torch.testing.assert_close(
+            torch.tensor(weights), parameter.detach().flatten(), rtol=1e-5, atol=1e-6
+        )
+    assert [each["reduced"] for each in found] == [2, 2]  # two updates, one bucket
+    assert [each["steps"] for each in found] == [2, 2]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_an_overflow_on_one_rank_skips_the_update_on_both(trainer: str, tmp_path: Path) -> None:
+    found = two_ranks(trainer, "overflow", tmp_path)
+    assert [each["skipped"] for each in found] == [1, 1]
+    assert [each["steps"] for each in found] == [1, 1]
+    assert found[0]["weights"] == found[1]["weights"]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_ranks_with_other_profiles_all_raise(trainer: str, tmp_path: Path) -> None:
+    errors = [each["error"] for each in two_ranks(trainer, "disagreement", tmp_path)]
+    assert errors[0] == errors[1]
+    assert "policy" in errors[0]
