@@ -123,6 +123,7 @@ def test_a_rank_without_memory_ends_its_trial_and_not_the_tuning(
 ) -> None:
     limit = "capacity_bytes=2**30 if os.environ['RANK'] == '0' else 220 * 2**20"
     profile, trials = run(task(limit))
+    assert "RANK" not in os.environ, "a worker's variables are its own"
     failed = [each.outcome for each in trials if each.outcome.status is Status.OUT_OF_MEMORY]
     assert failed
     assert all(outcome.reason.startswith("rank 1 of 2: ") for outcome in failed)

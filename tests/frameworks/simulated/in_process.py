@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
-from unittest.mock import patch
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.core.codec import to_plain
@@ -76,7 +75,7 @@ class InProcessWorker(Worker):
 
     def _answer(self) -> dict[str, Any]:
         request = json.loads(self._request)
-        with patch.dict(os.environ, self.settings.environment):
+        with _environment_of_its_own(self.settings.environment):
             answer = server._answer(self._service, request, server._MemoryLimit(None))
         sent: dict[str, Any] = json.loads(_message(answer))
         return sent
@@ -89,6 +88,20 @@ class InProcessWorker(Worker):
             except BaseException as interrupt:  # raised on the tuner's side, not by the task
                 self._interrupt = interrupt
                 raise
+
+
+@contextmanager
+def _environment_of_its_own(given: Mapping[str, str]) -> Iterator[None]:
+    """Add variables; afterwards set back what has changed, and nothing else: each one costs."""
+    before = os.environ.copy()
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        after = os.environ.copy()
+        for name in after.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({n: value for n, value in before.items() if after.get(n) != value})
 
 
 def _message(content: dict[str, Any]) -> str:

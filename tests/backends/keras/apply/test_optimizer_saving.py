@@ -16,7 +16,7 @@ import pytest
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
-from tests.backends.keras.keras_models import compiled, data, softmax_net
+from tests.backends.keras.keras_models import compiled, data, eagerly, softmax_net
 
 SCALED = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=64.0, growth_interval=2))
 RECIPES = {
@@ -67,7 +67,7 @@ def adam_net() -> Any:
 def trained(recipe: Recipe, before_build: bool = False) -> Any:
     if before_build:
         with apply(recipe):
-            yield fitted(adam_net(), traced=True)
+            yield fitted(adam_net())
         return
     model = adam_net()
     apply(recipe, model)
@@ -76,7 +76,8 @@ def trained(recipe: Recipe, before_build: bool = False) -> Any:
 
 def fitted(model: Any, traced: bool = False) -> Any:
     """Train an epoch; a step that is not traced makes the same variables in a tenth of the time."""
-    model.run_eagerly = not traced
+    if not traced:
+        eagerly(model)
     x, y = data()
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     model.run_eagerly = False

@@ -37,7 +37,7 @@ def classifier() -> keras.Model:
             keras.layers.Dense(3),
         ]
     )
-    model.compile(optimizer=keras.optimizers.SGD(0.5), loss=LOSS)
+    model.compile(optimizer=keras.optimizers.SGD(0.5), loss=LOSS, run_eagerly=True)
     return model
 
 
@@ -65,7 +65,7 @@ def tagger(mask_zero: bool) -> keras.Model:
             keras.layers.Dense(3),
         ]
     )
-    model.compile(optimizer=keras.optimizers.SGD(0.5), loss=LOSS)
+    model.compile(optimizer=keras.optimizers.SGD(0.5), loss=LOSS, run_eagerly=True)
     return model
 
 
@@ -158,7 +158,9 @@ def test_weighted_metrics_count_what_is_real_and_class_weights_weigh() -> None:
 
     def trained(how: Any, **fit: Any) -> Any:
         model = classifier()
-        model.compile(keras.optimizers.SGD(0.5), LOSS, weighted_metrics=["accuracy"])
+        model.compile(
+            keras.optimizers.SGD(0.5), LOSS, weighted_metrics=["accuracy"], run_eagerly=True
+        )
         history = model.fit(how, verbose=0, shuffle=False, **fit).history
         return history["accuracy"][0], model.get_weights()
 
@@ -222,12 +224,12 @@ def test_metrics_of_padded_sequences_leave_out_what_was_added() -> None:
     found = []
     for multiple in (1, 8):
         model = tagger(mask_zero=True)
-        model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
+        model.compile("sgd", LOSS, metrics=["accuracy"], run_eagerly=True)
         KerasSurgeon().apply(Recipe(), model=model)
         data = pad_dataset(texts([3, 9, 5]), multiple=multiple, **keyed)
         found.append(model.evaluate(data, verbose=0)[1])
     (x, y), *_ = texts([3, 9, 5])
-    right = tagger(mask_zero=True).predict(x, verbose=0).argmax(-1) == y.numpy()
+    right = tagger(mask_zero=True)(x).numpy().argmax(-1) == y.numpy()
     assert found == pytest.approx([right[x.numpy() > 0].mean()] * 2)
 
 
@@ -236,7 +238,7 @@ def test_metrics_of_the_users_own_weights_are_kerass() -> None:
     found = []
     for recipe in (False, True):
         model = tagger(mask_zero=True)
-        model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
+        model.compile("sgd", LOSS, metrics=["accuracy"], run_eagerly=True)
         if recipe:
             KerasSurgeon().apply(Recipe(), model=model)
         found.append(model.evaluate(x, y, sample_weight=np.ones(x.shape, "float32"), verbose=0)[1])

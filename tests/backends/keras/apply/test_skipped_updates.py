@@ -194,7 +194,7 @@ def train(model, way, skips=1, **more):
         assert precision.skipped == skips
         assert all(np.isfinite(values).all() for values in kept(model))
         assert all(np.isfinite(v.numpy()).all() for v in precision.optimizer.variables)
-        assert np.isfinite(model.predict(next(batches())[0], verbose=0)).all()
+        assert np.isfinite(model(next(batches())[0], training=False)).all()
     return before, after
 
 
