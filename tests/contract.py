@@ -98,7 +98,7 @@ class BackendContract:
 
     def test_describes_the_same_task_the_same_way(self, subject: Subject) -> None:
         first, second = self.facts(subject), self.facts(subject)
-        timed: dict[str, Any] = {"step_seconds": 0, "optimizer_share": 0}
+        timed: dict[str, Any] = {"step_seconds": 0, "update_seconds": 0, "optimizer_share": 0}
         timed |= {"slow_operator": "", "slow_operator_share": 0}
         assert replace(first, **timed) == replace(second, **timed)
 

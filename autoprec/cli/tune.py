@@ -92,6 +92,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "could be concluded and float32 was kept",
     )
     parser.add_argument("--quiet", "-q", action="store_true", help="print errors only")
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="also print a table of all trials at the end"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -127,6 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
             output,
             closing=not arguments.json,
             grid=arguments.grid,
+            verbose=arguments.verbose,
             limit=options.time_limit,
             place_for=place_for,
         )

@@ -122,8 +122,9 @@ class TaskFacts:
     TF32; `convolutions_in` is what float32's convolutions may be rounded to, empty where there are
     none or nothing rounds them; `compiled` says that the model compiles its step itself;
     `not_compilable` says why its framework would not (empty: it would, or that is not known).
-    `optimizer_share` is the optimizer's part of the step, from 0 to 1, where fused kernels exist
-    for it and the task does not choose between kernels itself; `threads` the framework's intra-op
+    `update_seconds` is the optimizer's part of `step_seconds` (0: not known), and `optimizer_share`
+    that as a share, from 0 to 1, where fused kernels exist for it and the task does not choose
+    between kernels itself; `threads` the framework's intra-op
     CPU threads and `steps_per_execution` what the task compiled with, 0 where it has none.
     `float8_layers` are the paths of the linear layers that could multiply in float8.
     `keepable_memory` says whether the process allocates main memory from a C library that can be
@@ -157,6 +158,7 @@ class TaskFacts:
     compiled: bool = False
     not_compilable: str = ""
     step_seconds: float = 0.0
+    update_seconds: float = 0.0
     optimizer_share: float = 0.0
     threads: int = 0
     steps_per_execution: int = 0

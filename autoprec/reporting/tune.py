@@ -72,8 +72,9 @@ class Quiet:
 class Terminal:
     """Shows a tuning on stderr.
 
-    `closing` adds the final table and sentence, `grid` the grid; `limit` is the tuning's time limit
-    in seconds. `place_for` tells where a profile that is to be in `output` is written.
+    `closing` adds the closing lines, and a table of the trials where they were not told one by one
+    or if `verbose`; `grid` adds the grid; `limit` is the tuning's time limit in seconds.
+    `place_for` tells where a profile that is to be in `output` is written.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Terminal:
         *,
         closing: bool = True,
         grid: bool = False,
+        verbose: bool = False,
         limit: float | None = None,
         console: Any = None,
         place_for: Callable[[Profile, Path], Path] = lambda profile, output: output,
     ) -> None:
         self._output, self._closing, self._grid = output, closing, grid
+        self._verbose, self._told = verbose, 0
         self._place_for = place_for
         self._console: Console = console or _console()
         self._live: LiveStatus | None = None
@@ -132,6 +135,7 @@ class Terminal:
             case Described():
                 self._described(event)
             case TrialFinished():
+                self._told += 1
                 self._say(_trial_line(event, self._show_speeds, self._weights_in))
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
@@ -180,7 +184,8 @@ class Terminal:
             self._say(f"already tuned{how}: from the study {event.storage} (--fresh tunes again)")
         self._show_speeds = not event.profile.device.fingerprint.rehearsal
         weights = event.profile.evidence.baseline.weights_in
-        self._console.print(trials_table(event.outcomes, self._show_speeds, weights))
+        if self._verbose or self._told < len(event.outcomes):
+            self._console.print(trials_table(event.outcomes, self._show_speeds, weights))
         if self._grid and self._show_speeds:
             self._console.print(grid_table(event.outcomes))
         for refusal in event.profile.evidence.refusals:

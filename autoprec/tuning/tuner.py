@@ -26,6 +26,7 @@ from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
+from autoprec.tuning.search.first_answer import first_answer
 from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
@@ -86,7 +87,10 @@ def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
     """Search, race, prove and confirm."""
-    search = run_race(job, study, run_search(job, study, preflight, runner), runner)
+    found = run_search(job, study, preflight, runner)
+    if said := first_answer(found):
+        job.listener(Note(said))
+    search = run_race(job, study, found, runner)
     prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)

@@ -40,7 +40,7 @@ def build_model():
 def build_data(batch_size):
     return []
 """
-OPTIONS = ("--policies", "float32,mixed_bfloat16", "--batch-sizes", "16-64", "--rounds", "1")
+OPTIONS = ("--policies", "float32,mixed_bfloat16", "--batch-sizes", "16-64", "--rounds", "1", "-v")
 
 
 def begin(task: Path, mark: str, **settings: object) -> subprocess.Popen[str]:

@@ -24,6 +24,7 @@ from autoprec.reporting.text import (
 from autoprec.reporting.tune import Quiet, Terminal, trials_table
 from autoprec.tuning.events import (
     Described,
+    Finished,
     Judged,
     Note,
     Progress,
@@ -32,6 +33,7 @@ from autoprec.tuning.events import (
     TrialFinished,
     TrialStarted,
 )
+from tests.fuzz.example import FULL
 
 
 def point(policy: str = "float32", batch: int = 32, **more: object) -> Point:
@@ -47,9 +49,10 @@ def outcome(policy: str, batch: int, seconds: float) -> Outcome:
     return Outcome(point(policy, batch), Status.OK, measured(batch, seconds))
 
 
-def shown(*events: object, closing: bool = True) -> str:
+def shown(*events: object, closing: bool = True, verbose: bool = False) -> str:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    with Terminal(Path("p.yaml"), closing=closing, console=console) as terminal:
+    terminal = Terminal(Path("p.yaml"), closing=closing, console=console, verbose=verbose)
+    with terminal:
         for event in events:
             terminal(event)  # type: ignore[arg-type]
     return str(console.file.getvalue())  # type: ignore[attr-defined]
@@ -81,6 +84,14 @@ def test_nothing_is_called_float32_where_the_weights_are_16_bit() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(trials_table((plain,), True, "bfloat16"))
     assert "float32" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_trials_are_told_once_one_by_one_or_in_a_table() -> None:
+    plain = outcome("float32", 32, 0.032)
+    told, done = TrialFinished(0, Recipe(), plain, 1000.0, 1000.0), Finished(FULL, (plain,), "s")
+    assert "recipes tried" not in shown(told, done)
+    assert "recipes tried" in shown(done), "an earlier run told them"
+    assert "recipes tried" in shown(told, done, verbose=True)
 
 
 def test_verdicts_and_notes_are_said() -> None:

@@ -18,6 +18,7 @@ from autoprec.core.number_words import milliseconds
 EXPLAINING_SHARE = 0.5
 
 ARITHMETIC, MEMORY, UNKNOWN = "arithmetic", "memory", "unknown"
+UPDATE = "the optimizer's update"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class _Shares:
     arithmetic: float | None
     memory: float | None
     launching: float
+    update: float
     overhead: float | None
     operator: str
     operator_share: float
@@ -60,6 +62,7 @@ def find_bound(
     bandwidth_gbps: float | None = None,
     data_seconds: float = 0.0,
     launch_seconds: float = 0.0,
+    update_seconds: float = 0.0,
     operator: tuple[str, float] = ("", 0.0),
     curve: Sequence[tuple[float, float]] = (),
 ) -> Bound:
@@ -67,6 +70,7 @@ def find_bound(
 
     `traffic` are the bytes it moves at least (0: not known), see `min_traffic_bytes`;
     `launch_seconds` what launching its kernels one by one takes (0: it is no such device);
+    `update_seconds` what the optimizer's update takes in such a step (0: not measured);
     `operator` the slowest operator and its share of such a step, where that was measured. `curve`
     holds (samples, seconds) of the same recipe at other batches: a step whose time hardly grows
     with the batch is overhead. A loader slower than the step bounds real training whatever the step
@@ -80,7 +84,8 @@ def find_bound(
         memory = traffic / (bandwidth_gbps * 1e9) / step_seconds
     launching = min(1.0, launch_seconds / step_seconds)
     overhead = _overhead_share(samples, step_seconds, curve)
-    found = _Shares(share, memory, launching, overhead, *operator)
+    update = min(1.0, update_seconds / step_seconds)
+    found = _Shares(share, memory, launching, update, overhead, *operator)
     name, sentence = _limit(step_seconds, found, data_seconds)
     return Bound(name, share, sentence, memory)
 
@@ -108,6 +113,9 @@ def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[st
             "launches",
             f"launching its kernels one by one takes some {launching} of a step of {shown}",
         )
+    if found.update >= EXPLAINING_SHARE:
+        updating = milliseconds(found.update * step_seconds)
+        return UPDATE, f"the optimizer's update takes {updating} of a step of {shown}"
     if found.overhead is not None and found.overhead > EXPLAINING_SHARE:
         what = f"{known} of arithmetic in " if known else ""
         return "overhead", f"the step is overhead-bound: {what}{shown}"

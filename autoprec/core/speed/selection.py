@@ -30,18 +30,19 @@ T = TypeVar("T")
 class Finalist:
     """A recipe with its throughput in every round, in samples per second.
 
-    `loader_feeds` is how many samples a second the loader feeds at its batch.
+    `loader_feeds` is how many samples a second the loader feeds at its batch; None: any number.
     """
 
     recipe: Recipe
     rates: tuple[float, ...]
-    loader_feeds: float = math.inf
+    loader_feeds: float | None = None
 
 
 def finalist_of(recipe: Recipe, measured: Sequence[Measurement]) -> Finalist:
     """Return a recipe with its measurement of every round."""
     feeds = max((each.loader_feeds for each in measured), default=math.inf)
-    return Finalist(recipe, tuple(each.samples_per_second for each in measured), feeds)
+    rates = tuple(each.samples_per_second for each in measured)
+    return Finalist(recipe, rates, feeds if math.isfinite(feeds) else None)
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,15 @@ def choose(
 def _simplest(
     items: Sequence[tuple[Finalist, Ratio]], baseline_rate: float, share: float
 ) -> tuple[Finalist, Ratio]:
+    def feeds(item: tuple[Finalist, Ratio]) -> float:
+        known = item[0].loader_feeds
+        return math.inf if known is None else known / baseline_rate
+
     return simplest_of_fastest(
         items,
         rate=lambda item: item[1].ratio,
         recipe=lambda item: item[0].recipe,
-        feeds=lambda item: item[0].loader_feeds / baseline_rate,
+        feeds=feeds,
         share=share,
     )
 

@@ -16,7 +16,7 @@ from autoprec.core.device.policies import Refusal
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
-from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation.ablations import Ablations
@@ -43,7 +43,7 @@ class KeptRace:
 
     searched: tuple[float, ...]
     ranking: tuple[Outcome, ...]
-    finalists: tuple[Finalist, ...]
+    recipes: tuple[Recipe, ...]
     measured: Measured
     refusals: tuple[Refusal, ...]
 
@@ -55,19 +55,21 @@ def run_race(job: TuningJob, study: Study, search: SearchResult, runner: Runner)
     """
     searched = tuple(outcome.rate for outcome in search.trials.history)
     kept = study.recall(_STUDY_KEY, KeptRace)
-    if kept is None or kept.searched != searched:
-        found = _race(job, search, runner)
-        fields = found.finalists, found.measured, found.refusals
-        kept = KeptRace(searched, found.ranking, *fields)
-        if kept.finalists:
-            study.remember(_STUDY_KEY, kept)
-    return replace(
-        search,
-        ranking=kept.ranking,
-        finalists=kept.finalists,
-        measured=kept.measured,
-        refusals=kept.refusals,
-    )
+    if kept is not None and kept.searched == searched:
+        finalists = [finalist_of(recipe, kept.measured[recipe.key()]) for recipe in kept.recipes]
+        return replace(
+            search,
+            ranking=kept.ranking,
+            finalists=tuple(finalists),
+            measured=kept.measured,
+            refusals=kept.refusals,
+        )
+    found = _race(job, search, runner)
+    if found.finalists:
+        recipes = tuple(finalist.recipe for finalist in found.finalists)
+        kept = KeptRace(searched, found.ranking, recipes, found.measured, found.refusals)
+        study.remember(_STUDY_KEY, kept)
+    return found
 
 
 def _race(job: TuningJob, search: SearchResult, runner: Runner) -> SearchResult:

@@ -10,7 +10,7 @@ from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.family import Support
 from autoprec.core.device.roofline import Bound, find_bound, min_traffic_bytes
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.measurement import Measurement
+from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.profile import (
     NOT_COMPARED,
@@ -174,9 +174,22 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devic
         bandwidth_gbps=result.preflight.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
         launch_seconds=_launch_seconds(result, recipe),
+        update_seconds=_update_seconds(task, recipe, measured),
         operator=(task.slow_operator, task.slow_operator_share) if as_described else ("", 0.0),
         curve=[] if recipe.accumulation_steps > 1 else curve,
     )
+
+
+def _update_seconds(task: TaskFacts, recipe: Recipe, measured: Measurement) -> float:
+    """Return what the update takes in a step; 0 where it runs otherwise than it was timed.
+
+    It takes no larger share of a step than of the one that it was timed in, which may have been
+    disturbed.
+    """
+    if not task.step_seconds or recipe.compile or recipe.knobs.get("fused_optimizer"):
+        return 0.0
+    share = task.update_seconds / task.step_seconds
+    return min(task.update_seconds, share * measured.step_seconds)
 
 
 def _launch_seconds(result: TuningResult, recipe: Recipe) -> float:

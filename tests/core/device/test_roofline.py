@@ -191,6 +191,15 @@ def test_launches_are_the_limit_where_they_take_half_of_the_step():
     assert arithmetic.name == "arithmetic"
 
 
+def test_the_update_is_the_limit_where_it_takes_half_of_the_step():
+    """It does not grow with the batch either: that alone would be called overhead."""
+    assert find_bound(**NEITHER, update_seconds=0.0049).name == "unknown"
+    bound = find_bound(**NEITHER, update_seconds=0.006, curve=[(64, 0.0101)])
+    assert bound.name == "the optimizer's update"
+    assert bound.sentence == "the optimizer's update takes 6 ms of a step of 10 ms"
+    assert find_bound(**NEITHER, update_seconds=0.006, launch_seconds=0.006).name == "launches"
+
+
 def test_an_operator_is_the_limit_where_it_takes_half_and_nothing_else_explains_the_step():
     slow = ("aten.cumsum", 0.72)
     bound = find_bound(**NEITHER, operator=slow)

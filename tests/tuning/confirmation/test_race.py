@@ -139,8 +139,11 @@ def test_a_stopped_tuning_does_not_race_again_unless_it_searched_since(
 ) -> None:
     notes = Notes()
     found = race(MISLED, notes)
-    assert race(MISLED, notes) == found
+    again = race(MISLED, notes)
     assert len(contests) == 1
+    assert (again.ranking, again.measured) == (found.ranking, found.measured)
+    assert [each.recipe for each in again.finalists] == [each.recipe for each in found.finalists]
+    assert [each.rates for each in again.finalists] == [(32.0,), (64.0,), (128.0,)]
     more = searched((PLAIN, 20.0), (FAST[32], 100.0), (FAST[64], 95.0), (FLOAT32, 40.0))
     assert len(race(more, notes).ranking) == 4
     assert len(contests) == 2

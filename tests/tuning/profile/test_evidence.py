@@ -236,6 +236,16 @@ def test_launches_limit_a_step_on_devices_that_are_sent_one_kernel_after_another
     assert limited(gpu, kernels=(replace(many[0], count=1000),)) == "unknown"
 
 
+def test_an_update_limits_a_step_that_it_takes_half_of() -> None:
+    """The step takes 50 ms; when the task was described, all took twice as long."""
+    update = {"step_seconds": 0.1, "update_seconds": 0.06}
+    assert limited(won(), **update) == "the optimizer's update"
+    assert limited(won(), step_seconds=0.1, update_seconds=0.04) == "unknown"
+    assert limited(won(), step_seconds=0.02, update_seconds=0.015) == "unknown"
+    fused = replace(BFLOAT16, knobs={"fused_optimizer": True})
+    assert limited(won(recipe=fused), **update) == "unknown"
+
+
 def test_an_operator_that_was_slow_in_float32_says_nothing_of_16_bits() -> None:
     slow = {"slow_operator": "aten.cumsum", "slow_operator_share": 0.9}
     assert limited(won(), **slow) == "unknown"

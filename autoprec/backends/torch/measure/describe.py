@@ -82,7 +82,7 @@ def describe(
     )
     report("describe", 1)
     optimizer = build_optimizer(task, model)
-    seconds, share = _time_one_step(task, model, optimizer, batch, device)
+    seconds, updating = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
     run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
     timed, _ = try_to_measure(
@@ -116,7 +116,8 @@ def describe(
         convolutions_in=rounded_convolutions(device_type) if convolves else "",
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
-        optimizer_share=share,
+        update_seconds=updating,
+        optimizer_share=updating / seconds if can_be_fused(optimizer) else 0.0,
         threads=torch.get_num_threads(),
         keepable_memory=device_type == "cpu" and can_keep_freed_memory(),
         float8_layers=float8_layers(model),
@@ -130,10 +131,7 @@ def describe(
 def _time_one_step(
     task: Task, model: nn.Module, optimizer: Any, batch: Any, device: str
 ) -> tuple[float, float]:
-    """Time a second optimizer step (the first one warms up), and the optimizer's share of it.
-
-    The share is 0 where fused kernels are not to be tried.
-    """
+    """Time a second training step (the first one warms up), and the optimizer's update in it."""
     seconds = updating = 0.0
     for _ in range(2):
         start = time.perf_counter()
@@ -146,7 +144,7 @@ def _time_one_step(
         _synchronize(device)
         seconds = time.perf_counter() - start
         updating = time.perf_counter() - between
-    return seconds, updating / seconds if can_be_fused(optimizer) else 0.0
+    return seconds, updating
 
 
 def _named_operator(name: str, operator_seconds: float, step_seconds: float) -> tuple[str, float]:

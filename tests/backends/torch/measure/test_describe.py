@@ -51,6 +51,18 @@ def test_operations_below_containers_are_counted_once() -> None:
     assert set(shares) == {"blocks.0.0", "blocks.1.0", "rows.0", "named.a"}
 
 
+def test_the_part_of_the_update_is_timed_whether_it_could_be_fused_or_not() -> None:
+    def own(model: nn.Module) -> Any:
+        return torch.optim.Adam(model.parameters(), foreach=True)
+
+    def large() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 2**17), nn.Linear(2**17, 1))
+
+    found = facts(8, build_model=large, build_optimizer=own)
+    assert 0.0 < found.update_seconds < found.step_seconds
+    assert found.optimizer_share == 0.0
+
+
 PEAKS = """
 import os, re, torch
 from torch import nn

@@ -1,0 +1,45 @@
+"""What leads after the search is told with its rough speed, and that nothing is checked yet."""
+
+from __future__ import annotations
+
+from factories import ran_at
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.trial_results import Outcome
+from autoprec.tuning.search.first_answer import first_answer
+from autoprec.tuning.search.trials import Trials
+from autoprec.tuning.stage_results import SearchResult
+from tests.tuning.fake_results import SPACE, TASK
+
+
+def ran(policy: Policy, batch: int, rate: float) -> Outcome:
+    return ran_at(SPACE.point(Recipe(policy, batch)), rate)
+
+
+def said(*history: Outcome, rehearsed: bool = False) -> str:
+    trials = Trials(TASK, SPACE, history, rehearsed)
+    return first_answer(SearchResult(trials, SPACE.point(Recipe())))
+
+
+PLAIN = ran(Policy.FLOAT32, 32, 100.0)
+CHECKED = ", by a short timing; neither raced nor proven yet"
+
+
+def test_precision_and_batch_are_told_apart_as_far_as_float32_ran_alike() -> None:
+    fast = ran(Policy.MIXED_BFLOAT16, 128, 320.0)
+    assert said(PLAIN, ran(Policy.FLOAT32, 128, 200.0), fast) == (
+        "so far: mixed_bfloat16, batch 128, about 1.6x as fast as float32 like it and about 3.2x "
+        f"the samples/s of batch 32{CHECKED}"
+    )
+    assert said(PLAIN, fast) == (
+        f"so far: mixed_bfloat16, batch 128, about 3.2x the samples/s of batch 32{CHECKED}"
+    )
+    assert said(PLAIN, ran(Policy.MIXED_BFLOAT16, 32, 150.0)) == (
+        f"so far: mixed_bfloat16, batch 32, about 1.5x as fast as float32 like it{CHECKED}"
+    )
+
+
+def test_float32_is_no_answer_and_a_rehearsal_has_no_speeds() -> None:
+    assert said(PLAIN, ran(Policy.MIXED_BFLOAT16, 32, 50.0)) == ""
+    assert said(PLAIN, ran(Policy.MIXED_BFLOAT16, 32, 150.0), rehearsed=True) == ""
