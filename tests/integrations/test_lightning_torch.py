@@ -151,6 +151,7 @@ def test_a_call_without_gradients_in_the_step_takes_no_gradients(held: bool) -> 
 
         def on_before_optimizer_step(self, optimizer: Any) -> None:
             owner = self.net if held else self
+            assert made.loop.attached.root is owner
             gradients.append(owner.encoder.weight.grad is not None)
 
         def configure_optimizers(self) -> Any:
