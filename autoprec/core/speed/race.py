@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from autoprec.core.recipe import Recipe
 from autoprec.core.speed import best_arm
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import Prediction
@@ -87,6 +88,27 @@ def ranking(
         for outcome, ratio in zip((baseline, *contenders), ratios, strict=True)
     }
     return tuple(raced.get(point_key(outcome.point), outcome) for outcome in history)
+
+
+def known_finalist(
+    recipe: Recipe, winner: Recipe, finalists: Sequence[Finalist]
+) -> Finalist | None:
+    """Return what a race told of a recipe, which is the winner or one to compare with it.
+
+    Where it did not run, what another setting costs the winner at twice or half its batch stands
+    for what it costs there. None where that did not run either.
+    """
+    raced = {each.recipe.key(): each for each in finalists}
+    if recipe.key() in raced:
+        return raced[recipe.key()]
+    own = raced.get(winner.key())
+    sizes = (2 * winner.batch_size, winner.batch_size // 2)
+    for size in sizes if own is not None and recipe.batch_size == winner.batch_size else ():
+        pair = [raced.get(replace(each, batch_size=size).key()) for each in (winner, recipe)]
+        if own is not None and pair[0] is not None and pair[1] is not None:
+            rounds = zip(own.rates, pair[0].rates, pair[1].rates, strict=False)
+            return replace(own, recipe=recipe, rates=tuple(a * c / b for a, b, c in rounds))
+    return None
 
 
 def _with_rate(outcome: Outcome, rate: float) -> Outcome:

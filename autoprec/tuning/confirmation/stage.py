@@ -28,6 +28,7 @@ from autoprec.core.speed.attribution import (
 )
 from autoprec.core.speed.consistency import is_too_wide, overstated
 from autoprec.core.speed.noise import Ratio, is_sharp, paired_ratio
+from autoprec.core.speed.race import known_finalist
 from autoprec.core.speed.selection import Choice, Finalist, choose
 from autoprec.tuning.confirmation.ablations import Ablations
 from autoprec.tuning.confirmation.interleaved_timing import (
@@ -196,7 +197,8 @@ class _Confirmation:
     def _race(self, winner: ProvenRecipe) -> TimedRounds | None:
         """Return rounds of the baseline, the winner and its rivals; None where there are none.
 
-        They are those of the race where all of them ran in it, and as many as the winner ran.
+        They are those of the race where all of them ran in it, or what stands for them did, and as
+        many as the winner ran.
         """
         rivals = [
             recipe
@@ -204,10 +206,10 @@ class _Confirmation:
             if self._may_be_chosen(recipe, winner)
         ]
         recipes = [self._baseline, winner.recipe, *rivals]
-        known = {each.recipe.key(): each for each in self.search.finalists}
-        if all(recipe.key() in known for recipe in recipes):
-            ran = len(known[winner.recipe.key()].rates)
-            finalists = [known[recipe.key()] for recipe in recipes]
+        found = [known_finalist(recipe, winner.recipe, self.search.finalists) for recipe in recipes]
+        finalists = [each for each in found if each is not None]
+        if len(finalists) == len(recipes):
+            ran = len(finalists[1].rates)
             kept = [replace(f, rates=f.rates[:ran]) for f in finalists if len(f.rates) >= ran]
             return TimedRounds(tuple(kept), {})
         if not rivals or self._is_late():

@@ -282,9 +282,24 @@ def test_where_the_winner_raced_beside_its_rivals_the_choice_is_known(
 def test_where_another_was_proven_than_raced_beside_its_rivals_it_does_so_now(
     search: SearchResult, contests: list[tuple[Recipe, ...]]
 ) -> None:
-    result = confirmed(raced(search, FakeTiming, PLAIN, FAST[32], FAST[64]), [proven(FAST[64])])
+    far = replace(FAST[64], batch_size=16)
+    result = confirmed(raced(search, FakeTiming, PLAIN, far, FAST[64]), [proven(FAST[64])])
     assert contests == [(PLAIN, FAST[64], ALIKE)] * 2
     assert result.choice.recipe == FAST[64]
+
+
+def test_what_a_setting_brings_at_twice_or_half_the_batch_stands_for_it(
+    search: SearchResult, contests: list[tuple[Recipe, ...]]
+) -> None:
+    """Plain float32 ran at half the batch of the winner, and so did the winner's policy."""
+    race = raced(search, FakeTiming, PLAIN, FAST[32], FAST[64])
+    result = confirmed(race, [proven(FAST[64])])
+    assert contests == [(PLAIN, FAST[64], ALIKE)]
+    assert result.choice.recipe == FAST[64]
+    plain, small, winner = race.finalists
+    larger = replace(winner, rates=tuple(2 * rate for rate in plain.rates))
+    useless = replace(race, finalists=(plain, replace(small, rates=plain.rates), larger))
+    assert confirmed(useless, [proven(FAST[64])]).choice.recipe == ALIKE
 
 
 def test_a_rival_that_was_out_before_the_winner_is_not_chosen(
