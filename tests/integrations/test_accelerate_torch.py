@@ -34,7 +34,7 @@ from tests.integrations.trained import (
 )
 
 pytestmark = [
-    pytest.mark.integrations,
+    pytest.mark.release,
     pytest.mark.usefixtures("fresh_state"),
     pytest.mark.filterwarnings("default"),
     pytest.mark.filterwarnings("error::autoprec.errors.AutoprecWarning"),
