@@ -95,6 +95,20 @@ def test_the_loops_of_the_readme_and_of_its_page_train_alike(
             assert not torch.equal(one, before)
 
 
+def test_the_checks_of_a_training_are_read_as_the_page_says(
+    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(write_profile(recipe_of(Policy.MIXED_BFLOAT16), "torch").parent)
+    names = training(0) | {"apply_profile": apply_profile}
+    exec(block("docs/watch.md", 0), names)
+    for inputs, targets in names["loader"]:
+        loss = names["loss_fn"](names["precision"].forward(inputs), targets)
+        names["precision"].backward_and_step(loss)
+    exec(block("docs/watch.md", 1), names)
+    (line,) = capsys.readouterr().out.splitlines()  # of the first update
+    assert line.startswith("1 0.0")
+
+
 SCRIPT = f"""
 import torch
 from torch import nn

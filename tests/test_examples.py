@@ -9,7 +9,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.rglob("*.py"))
-TASKS = [path for path in SCRIPTS if not path.name.startswith("train_")]
+TASKS = [
+    path
+    for path in SCRIPTS
+    if path.parent.name != "trainers" and not path.name.startswith("train_")
+]
 
 
 def name_of(path: Path) -> str:

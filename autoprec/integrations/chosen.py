@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from autoprec.backends.torch.apply.loss_scaler import LossScaler
 
 
+FRAMEWORK = "torch"
+"""Whose trainers these are."""
+
+
 class ChosenProfile:
     """A profile and the recipe it gives; `strict` and `fallback` are `apply_profile`'s.
 
@@ -43,7 +47,7 @@ class ChosenProfile:
         """Choose the recipe for `device`, once for each kind of device; None: where models are."""
         kind = None if device is None else device.partition(":")[0]
         if self._chosen is None or (kind is not None and kind != self._device):
-            backend = registry.load("torch")
+            backend = registry.load(FRAMEWORK)
             address = device or backend.device_of(None)
             self._device = address.partition(":")[0]
             self._chosen = choose_recipe(

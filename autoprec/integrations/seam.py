@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autoprec.backends import registry
 from autoprec.backends.shared.what_ran import WhatRan
 from autoprec.errors import UsageError
-from autoprec.integrations.chosen import ChosenProfile
+from autoprec.integrations.chosen import FRAMEWORK, ChosenProfile
 
 if TYPE_CHECKING:
     from autoprec.backends.torch.apply.attached import AttachedRecipe
@@ -59,7 +59,7 @@ class ForeignLoop(ChosenProfile):
         from autoprec.backends.torch.apply.roots import find_root, recipe_paths
         from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 
-        backend = registry.load("torch")
+        backend = registry.load(FRAMEWORK)
         chosen = self.choose(device or backend.device_of(model))
         if not chosen.applies:
             return

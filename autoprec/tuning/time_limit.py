@@ -16,8 +16,8 @@ SEARCH_SHARE, PROOF_SHARE, CONFIRMATION_SHARE = 0.45, 0.8, 1.0
 recipes to try, but a recipe that is neither proven nor confirmed cannot be chosen."""
 
 SHORTEST_PROOF_STEPS = 40
-"""What the shortest proof takes, in float32 steps at the recipe's batch, with a margin: single steps
-and noise take up to about 30, and trainings of slow steps run at a smaller batch."""
+"""What the shortest proof takes, in float32 steps at the recipe's batch, with a margin: single
+steps and noise take up to about 30, and trainings of slow steps run at a smaller batch."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.single_step import (
@@ -20,13 +19,9 @@ from autoprec.core.numerics.single_step import (
     TRANSIENT_FACTOR,
 )
 from autoprec.core.numerics.tolerance import Tolerance, chance
-from autoprec.errors import UsageError
 
 FIRST_DOUBLED = 100
 """After the first update checks are due at this one, then at twice it, and so on."""
-
-EVERY = 2000
-"""The most updates between two checks, unless `watch_every` says otherwise."""
 
 CONFIRM_AFTER = 10
 """Updates between a check that fails and the next one."""
@@ -49,9 +44,6 @@ DEFINED = 0.25
 
 MOST_NAMED = 3
 """The most modules that a message names."""
-
-Action = Literal["warn", "float32", "raise"]
-ACTIONS = ("warn", "float32", "raise")
 
 
 @dataclass(frozen=True)
@@ -116,23 +108,6 @@ def next_check(updates: int, every: int) -> int:
         doubled *= 2
     longest = doubled // 2 if doubled > FIRST_DOUBLED else FIRST_DOUBLED - 1
     return doubled if longest <= every else updates + every
-
-
-def check_settings(watch: object, every: object) -> Action | None:
-    """Return what to do about a fault, None for no watch; `UsageError` for other settings."""
-    if watch is False or watch is None:
-        return None
-    if watch not in ACTIONS:
-        raise UsageError(
-            f"watch={watch!r} given, expected 'warn', 'float32', 'raise' or False (no checks "
-            "during training)"
-        )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise UsageError(
-            f"watch_every={every!r} given, expected the most updates between two checks: {EVERY}, "
-            "or another whole number from 1"
-        )
-    return watch  # type: ignore[return-value]
 
 
 def judge(

@@ -42,11 +42,11 @@ def imported_by(path: str) -> set[str]:
     waiting = {ROOT / path}
     while waiting:
         for node in ast.walk(ast.parse(waiting.pop().read_text(encoding="utf-8"))):
-            names = [alias.name for alias in getattr(node, "names", ())]
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}", *(f"{node.module}.{name}" for name in names)]
-            elif not isinstance(node, ast.Import):
-                continue
             files = {name: ROOT / f"{name.replace('.', '/')}.py" for name in names}
             waiting |= {file for name, file in files.items() if name not in found and file.exists()}
             found |= {name for name, file in files.items() if file.exists()}

@@ -11,12 +11,12 @@ import pytest
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.watching import (
     Difference,
-    check_settings,
     judge,
     named,
     next_check,
     worst_modules,
 )
+from autoprec.core.watch_settings import check_settings
 from autoprec.errors import UsageError
 
 HEALTHY = Difference(

@@ -45,7 +45,8 @@ def test_the_search_ends_and_every_step_of_it_makes_sense(machine, trials, memor
         before = history[:index]
         assert why_ruled_out(point, before, limits.memory_bytes) == ""
         if point["policy"] not in {outcome.point["policy"] for outcome in before}:
-            assert same_arm({**point, "policy": "float32"}, BASELINE)
+            plain = any(o.rate > 0 and same_arm(o.point, BASELINE) for o in before)
+            assert same_arm({**point, "policy": "float32"}, BASELINE) or not plain
             ran = [int(o.point[BATCH]) for o in before if o.rate > 0]
             assert not ran or point[BATCH] <= max(ran)
 

@@ -24,11 +24,11 @@ from autoprec.core.numerics.tolerance import SMALLEST_LOSS_SHARE
 from autoprec.core.numerics.watching import (
     CONFIRM_AFTER,
     FAILED_IN_A_ROW,
-    Action,
     WatchedStep,
     named,
     next_check,
 )
+from autoprec.core.watch_settings import Action
 
 
 class Watch:

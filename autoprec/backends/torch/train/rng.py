@@ -6,7 +6,6 @@ a task's code holds. NumPy is used only where the user's program has already imp
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -93,8 +92,16 @@ def _state_of(generator: Any) -> torch.Tensor:
     state = state_of(generator)
     if isinstance(state, torch.Tensor):
         return state
-    state = pickle.dumps(state)
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_written(state)), dtype=torch.uint8)
+
+
+def _written(state: Any) -> bytes:
+    """Write the state of a generator of Python's or NumPy's kind: equal states are alike."""
+    if isinstance(state, dict):
+        state = [*state.items()]
+    if isinstance(state, list | tuple):
+        return b"(" + b",".join(map(_written, state)) + b")"
+    return bytes(state.tobytes()) if hasattr(state, "tobytes") else repr(state).encode()
 
 
 def _accelerator_states() -> dict[str, list[torch.Tensor]]:

@@ -34,12 +34,12 @@ from autoprec.core.numerics.tolerance import SMALLEST_LOSS_SHARE
 from autoprec.core.numerics.watching import (
     CONFIRM_AFTER,
     FAILED_IN_A_ROW,
-    Action,
     WatchedStep,
     named,
     next_check,
 )
 from autoprec.core.recipe import Recipe
+from autoprec.core.watch_settings import Action
 
 _TRIES = 8
 """Updates that are waited for a call with gradients before a check is left out."""
