@@ -34,6 +34,7 @@ from autoprec.tuning.search.task_space import (
 )
 from autoprec.workers.handlers import LoadedTask
 
+#: A batch that keeps most devices busy, which is estimated beside the baseline's.
 _BUSY_BATCH = 1024
 
 Figures = Callable[[DeviceFacts], DeviceFacts]
@@ -73,10 +74,9 @@ def _drives(loaded: LoadedTask, device: DeviceFacts) -> bool:
     )
 
 
-def _large_batch(space: Space) -> int:
-    """Return a batch that keeps most devices busy, or the nearest there is."""
-    sizes = space.batch_sizes
-    return max((size for size in sizes if size <= _BUSY_BATCH), default=min(sizes))
+def _large_batch(space: Space, baseline: int) -> int:
+    """Return the largest batch up to one that keeps most devices busy; at least the baseline's."""
+    return max([baseline, *(size for size in space.batch_sizes if size <= _BUSY_BATCH)])
 
 
 def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
@@ -96,7 +96,7 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
     proposal = replace(proposal, refusals=(*proposal.refusals, *refusals))
     baseline = int(baseline_point(space)[BATCH])
     estimated = estimate_steps(
-        task, figures, proposal.policies, sorted({baseline, _large_batch(space)})
+        task, figures, proposal.policies, sorted({baseline, _large_batch(space, baseline)})
     )
     multiple = min(padding_multiples(there, device, space.policies), default=1)
     return Plan(
