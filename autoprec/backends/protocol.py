@@ -148,7 +148,7 @@ class Capabilities:
     sessions_interfere: bool = True
     """Whether a session's step times on a CPU depend on other sessions in its process.
 
-    They do not where freed memory is kept and nothing is compiled.
+    Then one session is open at a time while recipes are compared on a CPU.
     """
 
     applies_without_model: bool = False
