@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile
 from autoprec.errors import UsageError
 from autoprec.profiles import dump_recipe, load_folder, load_profile
@@ -19,12 +20,14 @@ def report(
     profile: str | Path | Profile | Sequence[str | Path],
     *,
     output: str | Path | None = None,
+    watched: Sequence[WatchedStep] = (),
 ) -> Page:
     """Return a page (HTML) about a profile, or one that compares several by device.
 
     `profile` is a profile or its file; a folder of profiles, or several files, are compared. The
     page holds its drawings, loads nothing and runs no script. It is written to `output`, a path
-    that ends in .html, if that is given; a notebook shows the result as it is.
+    that ends in .html, if that is given; a notebook shows the result as it is. `watched` are the
+    checks of a training under a single profile (`precision.watched`), which the page then lists.
     """
     from autoprec.reporting.page.document import page_of, page_of_several
     from autoprec.reporting.page.shown import Page
@@ -43,9 +46,14 @@ def report(
     else:
         several = {str(each): load_profile(each) for each in profile}
     if several is not None:
+        if watched:
+            raise UsageError(
+                f"`watched` given with {len(several)} profiles, expected the one profile that the "
+                "training was under"
+            )
         page = Page(page_of_several(several))
     else:
-        page = Page(page_of(single, dump_recipe(single.recipe)))
+        page = Page(page_of(single, dump_recipe(single.recipe), watched))
     if output is not None:
         write_text(Path(output), page)
     return page

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile
 from autoprec.errors import UsageError
 from autoprec.profiles import REPORT_SUFFIX, SUFFIX, dump_profile, load_profile
 from autoprec.reports import report
 from autoprec.yaml_files import write_text
+
+#: Numbers by name, each set at an update of the training.
+Series = Sequence[tuple[int, Mapping[str, float]]]
 
 _EXPECTED = (
     "expected a wandb run (wandb.init()), an MLflow run (mlflow.start_run()), or TensorBoard's "
@@ -23,12 +27,14 @@ _EXPECTED = (
 )
 
 
-def log_to(run: Any, profile: str | Path | Profile) -> None:
+def log_to(run: Any, profile: str | Path | Profile, *, watched: Sequence[WatchedStep] = ()) -> None:
     """Log a profile, its report and its main numbers to a run of an experiment tracker.
 
     `run` is the caller's own: a wandb run, an MLflow run (whose tracking URI must be the current
     one), or a TensorBoard writer. Names begin with "autoprec/", and a number that the profile does
-    not have is not logged. Nothing is closed or finished. Raises `UsageError` for another `run`,
+    not have is not logged. At the end of a training, `watched=precision.watched` logs the checks
+    during training as well: "autoprec/watch/outputs" and so on, each at its update, and what was
+    found in the report. Nothing is closed or finished. Raises `UsageError` for another `run`,
     `ProfileError` for a file that is no profile.
     """
     log = _logger_of(run)
@@ -37,8 +43,8 @@ def log_to(run: Any, profile: str | Path | Profile) -> None:
         stem = Path(known.task.file).stem
         files = Path(folder, stem + SUFFIX), Path(folder, stem + REPORT_SUFFIX)
         write_text(files[0], dump_profile(known))
-        report(known, output=files[1])
-        log(run, known, *files)
+        report(known, output=files[1], watched=watched)
+        log(run, known, *files, series_of(watched))
 
 
 def scalars_of(profile: Profile) -> dict[str, float]:
@@ -69,6 +75,22 @@ def scalars_of(profile: Profile) -> dict[str, float]:
     return {f"autoprec/{name}": float(value) for name, value in found.items() if value is not None}
 
 
+def series_of(watched: Sequence[WatchedStep]) -> Series:
+    """Return what each check during training found by its update: shares, and 1 for a fault."""
+    return [
+        (each.updates, {f"autoprec/watch/{name}": value for name, value in _known(each)})
+        for each in watched
+    ]
+
+
+def _known(check: WatchedStep) -> list[tuple[str, float]]:
+    if not check.samples:
+        return []
+    found = [(name, getattr(check, name)) for name in ("outputs", "loss", "gradient", "vanished")]
+    fault = ("fault", float(bool(check.problem)))
+    return [fault, *((name, value) for name, value in found if value is not None)]
+
+
 def _words_of(profile: Profile) -> dict[str, str]:
     """Return what of a profile is words, by name, for a tracker's table of runs."""
     return {
@@ -78,7 +100,7 @@ def _words_of(profile: Profile) -> dict[str, str]:
     }
 
 
-def _log_to_wandb(run: Any, profile: Profile, file: Path, page: Path) -> None:
+def _log_to_wandb(run: Any, profile: Profile, file: Path, page: Path, checks: Series) -> None:
     wandb = sys.modules["wandb"]
     run.summary.update({**scalars_of(profile), **_words_of(profile)})
     artifact = wandb.Artifact(f"{Path(profile.task.file).stem}-autoprec", type="autoprec-profile")
@@ -86,9 +108,12 @@ def _log_to_wandb(run: Any, profile: Profile, file: Path, page: Path) -> None:
     artifact.add_file(str(page))
     run.log_artifact(artifact)
     run.log({"autoprec/report": wandb.Html(page.read_text(encoding="utf-8"), inject=False)})
+    run.define_metric("autoprec/watch/*", step_metric="autoprec/watch/updates")
+    for updates, numbers in checks:
+        run.log({"autoprec/watch/updates": updates, **numbers})
 
 
-def _log_to_mlflow(run: Any, profile: Profile, file: Path, page: Path) -> None:
+def _log_to_mlflow(run: Any, profile: Profile, file: Path, page: Path, checks: Series) -> None:
     client, run_id = sys.modules["mlflow"].MlflowClient(), run.info.run_id
     for name, value in scalars_of(profile).items():
         client.log_metric(run_id, name, value)
@@ -96,22 +121,33 @@ def _log_to_mlflow(run: Any, profile: Profile, file: Path, page: Path) -> None:
         client.set_tag(run_id, name, word)
     for each in (file, page):
         client.log_artifact(run_id, str(each), "autoprec")
+    for updates, numbers in checks:
+        for name, value in numbers.items():
+            client.log_metric(run_id, name, value, step=updates)
 
 
-def _log_to_summary_writer(run: Any, profile: Profile, file: Path, page: Path) -> None:
+def _log_to_summary_writer(
+    run: Any, profile: Profile, file: Path, page: Path, checks: Series
+) -> None:
     for name, value in scalars_of(profile).items():
         run.add_scalar(name, value, 0)
+    for updates, numbers in checks:
+        for name, value in numbers.items():
+            run.add_scalar(name, value, updates)
     run.add_text("autoprec/profile", _as_markdown(file), 0)
     # TensorBoard shows no HTML: the report lies beside its log.
     write_text(Path(run.get_logdir(), page.name), page.read_text(encoding="utf-8"))
     run.flush()
 
 
-def _log_to_summary_ops(run: Any, profile: Profile, file: Path, page: Path) -> None:
+def _log_to_summary_ops(run: Any, profile: Profile, file: Path, page: Path, checks: Series) -> None:
     summary = sys.modules[_package(type(run))].summary
     with run.as_default():
         for name, value in scalars_of(profile).items():
             summary.scalar(name, value, step=0)
+        for updates, numbers in checks:
+            for name, value in numbers.items():
+                summary.scalar(name, value, step=updates)
         summary.text("autoprec/profile", _as_markdown(file), step=0)
     run.flush()
 
@@ -121,7 +157,7 @@ def _as_markdown(file: Path) -> str:
     return "".join(f"    {line}\n" for line in file.read_text(encoding="utf-8").splitlines())
 
 
-_Logger = Callable[[Any, Profile, Path, Path], None]
+_Logger = Callable[[Any, Profile, Path, Path, Series], None]
 
 
 def _logger_of(run: Any) -> _Logger:

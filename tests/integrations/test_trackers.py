@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from autoprec import log_to
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.errors import UsageError
 from autoprec.profiles import load_profile, save_profile
-from autoprec.tracking import scalars_of
+from autoprec.tracking import scalars_of, series_of
 from tests.reporting.page.test_page import won
 
 pytestmark = pytest.mark.integrations
@@ -21,6 +22,22 @@ NAMES = {
     *("step_seconds", "peak_memory_bytes", "peak_share", "trials", "tuning_seconds"),
     *("speedup", "speedup_low", "speedup_high"),
 }
+WATCHED = (
+    WatchedStep(1, 8, 8, 0.01, -0.002, 0.03, 0.0),
+    WatchedStep(5, not_checked="there is not enough memory for a second pass"),
+    WatchedStep(9, 8, 8, 0.5, None, 0.9, 0.1, "its outputs are 50 % away", ("a",), "warn"),
+)
+
+
+def test_checks_during_training_are_logged_by_their_updates() -> None:
+    first, unchecked, last = series_of(WATCHED)
+    assert first == (1, watch(fault=0.0, outputs=0.01, loss=-0.002, gradient=0.03, vanished=0.0))
+    assert unchecked == (5, {})
+    assert last == (9, watch(fault=1.0, outputs=0.5, gradient=0.9, vanished=0.1))
+
+
+def watch(**numbers: float) -> dict[str, float]:
+    return {f"autoprec/watch/{name}": value for name, value in numbers.items()}
 
 
 def test_the_numbers_are_the_profiles() -> None:
@@ -46,7 +63,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             return log_artifact(artifact)
 
         monkeypatch.setattr(run, "log_artifact", heard)
-        log_to(run, PROFILE)
+        log_to(run, PROFILE, watched=WATCHED)
         summary = dict(run.summary)
         folder = Path(run.dir)
     stem = Path(PROFILE.task.file).stem
@@ -54,8 +71,10 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert logged == [(f"{stem}-autoprec", "autoprec-profile", files)]
     assert {name: summary[name] for name in scalars_of(PROFILE)} == scalars_of(PROFILE)
     assert summary["autoprec/policy"] == "mixed_float16"
+    assert (summary["autoprec/watch/updates"], summary["autoprec/watch/outputs"]) == (9, 0.5)
     (page,) = folder.rglob("*.html")
     assert "mixed_float16" in page.read_text(encoding="utf-8")
+    assert "its outputs are 50 % away; warn" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("default")  # mlflow's own
@@ -66,9 +85,13 @@ def test_mlflow(tmp_path: Path) -> None:
     mlflow.create_experiment("e", artifact_location=(tmp_path / "artifacts").as_uri())
     mlflow.set_experiment("e")
     with mlflow.start_run() as run:
-        log_to(run, PROFILE)
-    read = mlflow.MlflowClient().get_run(run.info.run_id).data
-    assert read.metrics == pytest.approx(scalars_of(PROFILE))
+        log_to(run, PROFILE, watched=WATCHED)
+    client = mlflow.MlflowClient()
+    read = client.get_run(run.info.run_id).data
+    logged = {k: v for k, v in read.metrics.items() if not k.startswith("autoprec/watch/")}
+    assert logged == pytest.approx(scalars_of(PROFILE))
+    found = client.get_metric_history(run.info.run_id, "autoprec/watch/outputs")
+    assert [(each.step, each.value) for each in found] == [(1, 0.01), (9, 0.5)]
     assert read.tags["autoprec/policy"] == "mixed_float16"
     assert read.tags["autoprec/verdict"] == PROFILE.evidence.parity.verdict
     (file,) = (tmp_path / "artifacts").rglob("*.profile.yaml")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile
 from autoprec.reporting.page import sections
 from autoprec.reporting.page.markup import text
@@ -60,9 +61,12 @@ code { overflow-wrap: anywhere; } ul { margin: .4rem 0; padding-left: 1.2rem; }
 """
 
 
-def page_of(profile: Profile, written: str) -> str:
-    """Return the report of a profile; `written` is its recipe as YAML."""
-    return _document(profile.task.file, sections.all_of(profile, written))
+def page_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ()) -> str:
+    """Return the report of a profile; `written` is its recipe as YAML.
+
+    `watched` are the checks of a training under it.
+    """
+    return _document(profile.task.file, sections.all_of(profile, written, watched))
 
 
 def page_of_several(profiles: Mapping[str, Profile]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autoprec.core.device.roofline import limit_text
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import percent, rate_number
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile, TriedRecipe
 from autoprec.core.speed.trial_results import Status
 from autoprec.reporting.flags import with_flags
@@ -237,9 +238,29 @@ def recipe(written: str) -> str:
     return section("The recipe", f"<pre><code>{text(written)}</code></pre>")
 
 
-def all_of(profile: Profile, written: str) -> Iterator[str]:
+def checks(watched: Sequence[WatchedStep]) -> str:
+    """Tabulate the checks during a training."""
+    rows = [
+        [
+            number(each.updates, str(each.updates)),
+            *("" if v is None else number(v, percent(v)) for v in _away(each)),
+            text("; ".join(filter(None, (each.problem, each.action, each.not_checked)))),
+        ]
+        for each in watched
+    ]
+    head = ["update", "outputs", "loss", "gradient", "vanished", "found"]
+    return section("Checks during training", table(head, rows, numbers=(0, 1, 2, 3, 4)))
+
+
+def _away(check: WatchedStep) -> tuple[float | None, ...]:
+    known = (check.outputs, check.loss, check.gradient, check.vanished)
+    return known if check.samples else (None,) * len(known)
+
+
+def all_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ()) -> Iterator[str]:
     """Yield the sections in their order; `written` is the recipe as YAML."""
     yield headline(profile)
+    yield checks(watched)
     for make in (
         warnings,
         gain,

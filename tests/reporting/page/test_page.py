@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,15 @@ from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.curve_samples import LossCurves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile, TriedRecipe
 from autoprec.core.recipe import Distributed, LossScale, Recipe
 from autoprec.core.recipe_words import describe_settings
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
+from autoprec.errors import UsageError
+from autoprec.profiles import save_profile
 from autoprec.reporting.page.drawing import labelled
 from tests.fuzz.example import FULL, PLAIN_FLOAT32
 from tests.reporting.page.reading import Reader, numbers_in
@@ -73,6 +77,29 @@ def test_every_number_is_the_profiles_own(name: str) -> None:
     read = Reader(report(PROFILES[name]))
     assert len(read.numbers) > 8
     assert set(read.numbers) <= set(numbers_in(to_plain(PROFILES[name])))
+
+
+def test_checks_during_training_are_listed() -> None:
+    checks = (
+        WatchedStep(1, 8, 8, 0.01, None, 0.03, 0.0),
+        WatchedStep(9, 8, 8, 0.5, -0.1, 0.9, 0.1, "its outputs are <far> away", ("a",), "warn"),
+    )
+    page = report(won(), watched=checks)
+    assert "Checks during training" in page
+    assert "its outputs are &lt;far&gt; away; warn" in page
+    assert set(Reader(page).numbers) >= {0.01, 0.03, 0.5, -0.1, 0.9}
+    assert "Checks during training" not in report(won())
+
+
+def test_checks_are_those_of_one_profile(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`watched` given with 2 profiles"):
+        report([saved(tmp_path, n) for n in "ab"], watched=(WatchedStep(1),))
+
+
+def saved(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.profile.yaml"
+    save_profile(won(), path)
+    return path
 
 
 def test_a_page_loads_nothing_runs_nothing_and_is_small() -> None:
