@@ -89,9 +89,10 @@ def verify(
 
     `task` is the profile's task file, by default the one that it names, in its own folder. The
     recipe and float32 are timed in alternation for `rounds`, twice as many where that decides
-    nothing, and its first 30 steps at most are proven. Nothing is written. `listener` is called
-    with every event. Raises `ProfileMismatch` where the profile is for another device, and as
-    `tune` does for what is wrong with the task.
+    nothing, and its first 30 steps at most are proven: from the weights in `checkpoint`, such as
+    those of a training whose checks failed, or from new ones. Nothing is written. `listener` is
+    called with every event. Raises `ProfileMismatch` where the profile is for another device, and
+    as `tune` does for what is wrong with the task.
     """
     from autoprec.tuning import verification
     from autoprec.tuning.events import Note, silent

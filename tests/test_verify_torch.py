@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from autoprec import verify
 from autoprec.api import tune
@@ -25,9 +26,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(64, 512), nn.Linear(512, 10)
+        self.register_buffer("offset", torch.tensor(0.0))  # it grows, in a long training
 
     def forward(self, x):
         x = torch.relu(self.first(x))
+        x = (x + self.offset) - self.offset
         {changed}
         return self.last(x)
 
@@ -67,9 +70,9 @@ def write(folder: Path, changed: str) -> None:
     (folder / "task.py").write_text(TASK.format(changed=changed))
 
 
-def verified(profile: Path, changed: str) -> Verification:
+def verified(profile: Path, changed: str, **how: Path) -> Verification:
     write(profile.parent, changed)
-    return verify(profile, device="cpu", rounds=ROUNDS)
+    return verify(profile, device="cpu", rounds=ROUNDS, **how)
 
 
 def test_what_was_tuned_trains_like_float32_again(profile: Path) -> None:
@@ -87,3 +90,14 @@ def test_broken_numerics_fail(profile: Path) -> None:
     found = verified(profile, BROKEN)
     assert "numerics" in [claim.name for claim in found.failed]
     assert "task.py has changed" in found.notes[0]
+
+
+def test_numerics_that_break_late_fail_at_the_weights_of_a_checkpoint(profile: Path) -> None:
+    saved = profile.with_name("last.pt")
+    weights = {"offset": torch.tensor(4096.0)}
+    for name, shape in (("first", (512, 64)), ("last", (10, 512))):
+        weights[f"{name}.weight"] = 0.05 * torch.randn(shape, generator=torch.manual_seed(0))
+        weights[f"{name}.bias"] = torch.zeros(shape[0])
+    torch.save(weights, saved)
+    found = verified(profile, "pass", checkpoint=saved)
+    assert "numerics" in [claim.name for claim in found.failed]

@@ -15,6 +15,7 @@ examples:
   autoprec verify model.profile.yaml                 # the task file next to it
   autoprec verify model.profile.yaml src/model.py
   autoprec verify model.profile.yaml --json          # for CI
+  autoprec verify model.profile.yaml --checkpoint last.pt   # at weights that trained for a while
 
 Times the recipe and float32 in alternation again, and proves the first steps again. Run it after an
 upgrade of a driver or a framework.
@@ -54,7 +55,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "rounds of the interleaved timing; twice as many where those leave it open "
         "(default: {default})",
     )
-    add_setting(parser, "checkpoint", "the weights that the profile's proof started from")
+    add_setting(
+        parser,
+        "checkpoint",
+        "prove it from the weights in this file: those that its tuning started from, or a later "
+        "checkpoint of the training",
+    )
     parser.add_argument(
         "--strict", action="store_true", help="exit with 5 where a claim is unresolved, too"
     )

@@ -1,37 +1,138 @@
-"""What is said of a fault that checks during training found, in all frameworks alike."""
+"""What follows from the checks of a training, in all frameworks alike: when the next one is due,
+what is done about a fault, what is said of it, and what is saved.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.watching import WatchedStep, named
+from autoprec.core.numerics.tolerance import SMALLEST_LOSS_SHARE
+from autoprec.core.numerics.watching import (
+    CONFIRM_AFTER,
+    FAILED_IN_A_ROW,
+    WAITED_FOR,
+    WatchedStep,
+    named,
+    next_check,
+)
+from autoprec.core.watch_settings import Action
 from autoprec.errors import AutoprecError, AutoprecWarning
 
-
-def fault(step: WatchedStep, policy: Policy) -> str:
-    """Say when a check failed, and what it found."""
-    said = step.problem or "another rank's part of the batch is not what float32 computes"
-    return f"after {step.updates - 1} updates in {policy} {said}"
-
-
-def told_what_mends(step: WatchedStep, policy: Policy, modules: Sequence[str], action: str) -> None:
-    """Warn of a fault, or raise `AutoprecError` where `action` is "raise", with what to do."""
-    advice = f"keep {named(modules)} in float32: float32_modules in the profile"
-    if not modules:
-        advice = "no few modules in float32 mend that, so train in float32"
-    advice += ', or apply_profile(..., watch="float32")'
-    if action == "raise":
-        raise AutoprecError(f"{fault(step, policy)}. To go on, {advice}")
-    _warn(f"{fault(step, policy)}. It may not train as float32 does; {advice}")
+_WHERE = (
+    "All checks are in precision.watched; `autoprec verify PROFILE --checkpoint FILE` judges "
+    "weights that were saved"
+)
+_SILENCE = "To silence: watch=False, or filter autoprec.errors.AutoprecWarning"
 
 
-def told_what_is_mended(step: WatchedStep, policy: Policy, done: str) -> None:
-    """Warn of a fault and of what is kept in float32 because of it."""
-    _warn(f"{fault(step, policy)}. From the next update on {done} is kept in float32")
+class CheckLog:
+    """The checks of one training under `policy`, and what is done about those that fail.
 
+    `steps` are the checks so far, `due` is the number of the update that is checked next, and
+    `mended` says whether modules are kept in float32 because of a check.
+    """
 
-def _warn(text: str) -> None:
-    silence = "To silence: watch=False, or filter autoprec.errors.AutoprecWarning"
-    warnings.warn(f"{text}. {silence}", AutoprecWarning, stacklevel=3)
+    def __init__(self, policy: Policy, action: Action, every: int) -> None:
+        self._policy, self._action, self._every = policy, action, every
+        self.steps: list[WatchedStep] = []
+        self.due, self.mended = 1, False
+        self._failed = self._failed_size = 0
+        self._first_loss = 0.0
+        self._told: set[tuple[str, ...]] = set()
+
+    def note_loss(self, loss: float) -> None:
+        """Note a loss of the training; the first one that is finite counts."""
+        if not self._first_loss and math.isfinite(loss):
+            self._first_loss = abs(loss)
+
+    @property
+    def floor(self) -> float:
+        """Return the size that a smaller loss counts as where it divides."""
+        return SMALLEST_LOSS_SHARE * self._first_loss
+
+    def least_size(self, update: int) -> int:
+        """Return the least elements that a batch must have for a check at `update`.
+
+        A fault that only large batches have is not to be cleared by a small one.
+        """
+        return self._failed_size if update < self.due + WAITED_FOR else 0
+
+    def leave_out(self, update: int, why: str) -> None:
+        """Note that a check could not be made."""
+        self.steps.append(WatchedStep(update, not_checked=why))
+        self.due = next_check(update, self._every)
+
+    def is_second_fault(
+        self, step: WatchedStep, size: int, *, failed: bool, overflowed: bool
+    ) -> bool:
+        """Plan the next check; note this one unless it is the second fault in a row.
+
+        That one is to be given to `act`. After a fault, and where only the loss scale let the
+        backward pass overflow, the next check comes soon. `size` is the batch's elements.
+        """
+        soon = min(CONFIRM_AFTER, self._every)
+        self.due = next_check(step.updates, self._every)
+        if failed or overflowed:
+            self.due = step.updates + soon
+        self._failed, self._failed_size = (self._failed + 1, size) if failed else (0, 0)
+        if self._failed < FAILED_IN_A_ROW:
+            self.steps.append(step)
+            return False
+        self._failed = self._failed_size = 0
+        return True
+
+    def act(
+        self,
+        step: WatchedStep,
+        modules: tuple[str, ...],
+        keep: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        """Warn of a fault, raise, or let `keep` keep modules in float32: all of them by none.
+
+        `modules` mend it; where a mended training fails again, all of them are kept.
+        """
+        if self._action == "float32":
+            kept = () if self.mended else modules
+            done = named(kept) if kept else "the whole model"
+            keep(kept)
+            self.mended = True
+            self.steps.append(replace(step, modules=modules, action=f"{done} in float32"))
+            self._warn(f"{self._fault(step)}. From the next update on {done} is kept in float32")
+            return
+        self.steps.append(replace(step, modules=modules, action=self._action))
+        if modules in self._told:
+            return
+        self._told.add(modules)
+        advice = f"keep {named(modules)} in float32: float32_modules in the profile"
+        if not modules:
+            advice = "no few modules in float32 mend that, so train in float32"
+        advice += ', or apply_profile(..., watch="float32")'
+        if self._action == "raise":
+            raise AutoprecError(f"{self._fault(step)}. To go on, {advice}. {_WHERE}")
+        self._warn(f"{self._fault(step)}. It may not train as float32 does; {advice}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the checks as plain values."""
+        return {"first_loss": self._first_loss, "steps": [asdict(each) for each in self.steps]}
+
+    def load_state_dict(self, state: Mapping[str, Any], updates: int) -> None:
+        """Go on after so many `updates`; checks of another form than today's are left out."""
+        known = {field.name for field in fields(WatchedStep)}
+        saved: list[dict[str, Any]] = [each for each in state["steps"] if set(each) <= known]
+        self.steps = [WatchedStep(**each | {"modules": tuple(each["modules"])}) for each in saved]
+        self._first_loss = float(state["first_loss"])
+        self._failed = self._failed_size = 0
+        self.due = next_check(updates, self._every)
+
+    def _fault(self, step: WatchedStep) -> str:
+        """Say when a check failed, and what it found."""
+        said = step.problem or "another rank's part of the batch is not what float32 computes"
+        return f"after {step.updates - 1} updates in {self._policy} {said}"
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(f"{text}. {_WHERE}. {_SILENCE}", AutoprecWarning, stacklevel=3)

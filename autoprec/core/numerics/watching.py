@@ -9,16 +9,18 @@ Nothing here runs a model or looks at a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.single_step import (
     MIN_NOISE_SHARE,
     NOISE_ROUNDOFF,
     TRANSIENT_FACTOR,
 )
-from autoprec.core.numerics.tolerance import Tolerance, chance
+from autoprec.core.numerics.tolerance import ALLOWED_OF_OUTPUTS, Tolerance, chance, finite_or_none
 
 FIRST_DOUBLED = 100
 """After the first update checks are due at this one, then at twice it, and so on."""
@@ -26,11 +28,11 @@ FIRST_DOUBLED = 100
 CONFIRM_AFTER = 10
 """Updates between a check that fails and the next one."""
 
+WAITED_FOR = 100
+"""Updates that a check after a failed one waits for a batch that is as large."""
+
 FAILED_IN_A_ROW = 2
 """So many checks that fail one after the other are acted on."""
-
-ALLOWED_OF_OUTPUTS = 0.25
-"""How far outputs may be from float32's, relative to how they vary over the batch."""
 
 ALLOWED_OF_MODULE = 0.9
 """How far one module's gradient may be from float32's; one that is all zero is off by 1."""
@@ -53,8 +55,8 @@ class Difference:
     `outputs` is relative to how float32's outputs vary over the batch; `loss` is what their
     difference does to the loss, to first order, as a share of it (None: the loss is not known).
     `gradient` is ||g - g32|| / ||g32|| over all parameters, `modules` the same for each module;
-    `vanished` is the share of the elements of float32's gradient that are 0 in this one. What is
-    not finite where float32's is counts as infinity.
+    `vanished` is the share of the elements of float32's gradient that are 0 in this one (NaN: the
+    gradient is not known). What is not finite where float32's is counts as infinity.
     """
 
     outputs: float = 0.0
@@ -68,14 +70,59 @@ class Difference:
         """Return whether outputs are finite and the gradient is not."""
         return math.isfinite(self.outputs) and not math.isfinite(self.gradient)
 
+    def without_gradient(self) -> Difference:
+        """Return what is left to judge where the loss scale let the backward pass overflow."""
+        return replace(self, gradient=math.nan, modules={}, vanished=math.nan)
+
+
+@dataclass(frozen=True)
+class GradientPair:
+    """One parameter's gradient beside float32's, in the module at `path`.
+
+    `away` is the norm of the difference and `norm` that of float32's; of the `elements` of that
+    one that are not 0 so many are `zeros` here.
+    """
+
+    path: str
+    away: float
+    norm: float
+    zeros: float
+    elements: float
+
+
+def compared_gradients(pairs: Iterable[GradientPair]) -> tuple[float, dict[str, float], float]:
+    """Return a `Difference`'s gradient, modules and vanished share.
+
+    Left out is what is not finite in float32 either.
+    """
+    away: dict[str, float] = defaultdict(float)
+    size: dict[str, float] = defaultdict(float)
+    zeros = elements = 0.0
+    for pair in pairs:
+        if math.isfinite(pair.norm):
+            apart = pair.away if math.isfinite(pair.away) else math.inf
+            away[pair.path] = math.hypot(away[pair.path], apart)
+            size[pair.path] = math.hypot(size[pair.path], pair.norm)
+            zeros, elements = zeros + pair.zeros, elements + pair.elements
+    whole = _ratio(math.hypot(*away.values()), math.hypot(*size.values()))
+    modules = {path: _ratio(away[path], size[path]) for path in away}
+    return whole, modules, zeros / elements if elements else 0.0
+
+
+def _ratio(away: float, size: float) -> float:
+    if away == 0.0:
+        return 0.0
+    return away / size if size else math.inf
+
 
 @dataclass(frozen=True)
 class WatchedStep:
     """One check during training: after how many `updates`, on how many `samples` of a `batch`.
 
     The numbers are those of `Difference`, None where they are not known or not finite. `problem` is
-    empty where nothing was found; `modules` are those to be kept in float32, `action` what was
-    done. `not_checked` says why the check could not be made, or not on the whole batch.
+    empty where nothing was found; `action` is what was done about it, and `modules` are those that
+    mend it in float32. `not_checked` says why the check could not be made, or not on the whole
+    batch.
     """
 
     updates: int
@@ -147,10 +194,47 @@ def judge(
     return ""
 
 
-def worst_modules(found: Difference) -> tuple[str, ...]:
-    """Return the modules whose gradients are furthest from float32's, the worst first."""
-    by_error = sorted(found.modules, key=lambda path: -found.modules[path])
-    return tuple(path for path in by_error if found.modules[path] > DEFINED)[:MOST_NAMED]
+class StepJudge:
+    """Judges the runs of one check under `policy`, with noise where there is doubt.
+
+    `noise` returns what noise does to float32, or says why that is not known; it is called once at
+    most. `overflowed` says that only the backward pass was not finite, in float16: the loss scale's
+    business.
+    """
+
+    def __init__(self, policy: Policy, noise: Callable[[], Sequence[Difference] | str]) -> None:
+        self._dtype, self._make_noise = policy.compute_dtype, noise
+        self._noise: Sequence[Difference] | str | None = None
+        self.overflowed = False
+
+    def judged(self, step: WatchedStep, found: Difference) -> WatchedStep:
+        """Return the check with what it found."""
+        self.overflowed = self._dtype is DType.FLOAT16 and found.overflows_backward_only
+        if self.overflowed:
+            found = found.without_gradient()
+        problem = self.problem(found)
+        unknown = f"what noise does is not known: {self._noise}"
+        return replace(
+            step,
+            outputs=finite_or_none(found.outputs),
+            loss=None if found.loss is None else finite_or_none(found.loss),
+            gradient=finite_or_none(found.gradient),
+            vanished=finite_or_none(found.vanished),
+            problem=problem,
+            not_checked=unknown if isinstance(self._noise, str) else step.not_checked,
+        )
+
+    def problem(self, found: Difference) -> str:
+        """Say what is wrong with a run; nothing where that cannot be told from noise."""
+        roundoff = self._dtype.limits.unit_roundoff
+        problem = judge(found, (), Tolerance(), roundoff)
+        if not problem or math.isinf(found.outputs):
+            return problem
+        if self._noise is None:
+            self._noise = self._make_noise()
+        if isinstance(self._noise, str):
+            return ""
+        return judge(found, self._noise, Tolerance(), roundoff)
 
 
 def named(paths: Sequence[str]) -> str:

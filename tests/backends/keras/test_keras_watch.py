@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
 FLOAT16 = Recipe(
     policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(mode="dynamic", initial=2.0**40)
 )
+SCALED = replace(FLOAT16, loss_scale=LossScale(mode="dynamic", initial=2.0**8))
 
 
 def healthy() -> Any:
@@ -62,6 +64,44 @@ class Variance(layers.Layer):
         mean = keras.ops.mean(large, axis=-1, keepdims=True)
         square = keras.ops.mean(large * large, axis=-1, keepdims=True)
         return (large - mean) / keras.ops.sqrt(keras.ops.abs(square - mean * mean) + 1e-2)
+
+
+class NormInput(layers.Layer):
+    """A norm whose squares overflow float16."""
+
+    def build(self, shape: Any) -> None:
+        self.size = self.add_weight(shape=(), initializer="ones", trainable=False, name="size")
+
+    def call(self, given: Any) -> Any:
+        self.size.assign(keras.ops.minimum(self.size * 1.6, 1000.0))
+        large = given * keras.ops.cast(self.size, given.dtype)
+        return large / keras.ops.sqrt(keras.ops.mean(large * large, -1, keepdims=True) + 1e-2)
+
+
+class Ratio(layers.Layer):
+    """PPO's ratio of an action's probabilities, under a policy that becomes certain."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 2), name="kernel")
+        self.size = self.add_weight(shape=(), initializer="ones", trainable=False, name="size")
+
+    def call(self, given: Any) -> Any:
+        cast = keras.ops.cast
+        size, exact = cast(self.size, "float32"), cast(given, "float32")
+        self.size.assign(keras.ops.minimum(self.size * 1.6, 3000.0))
+        drawn = exact[:, :2]
+        rolled = exact @ cast(self.kernel, "float32")
+        action = keras.ops.stop_gradient(rolled + (0.2 + drawn) / size)
+        now = ((action - cast(given @ cast(self.kernel, given.dtype), "float32")) * size) ** 2
+        return keras.ops.exp(keras.ops.sum(drawn**2 - now, -1, keepdims=True) / 2)
+
+
+class Lengths(layers.Layer):
+    """A mean over positions, as a sum that overflows float16 where there are many."""
+
+    def call(self, given: Any) -> Any:
+        total = keras.ops.sum((given + 4) * 10, 1)
+        return total / (10 * keras.ops.cast(keras.ops.shape(given)[1], given.dtype))
 
 
 def breaking(layer: Callable[[], Any]) -> Any:
@@ -121,6 +161,38 @@ def test_a_late_break_is_told_and_mended(layer: Callable[[], Any]) -> None:
     kept = precision.state_dict()["watch"]["float32_modules"]
     assert kept
     assert "last" not in kept
+
+
+@pytest.mark.parametrize(("layer", "recipe"), [(NormInput, SCALED), (Ratio, BFLOAT16)])
+def test_later_breaks_are_told(layer: Callable[[], Any], recipe: Recipe) -> None:
+    with pytest.warns(Warning, match="All checks are in precision.watched"):
+        _, precision, _ = fitted(lambda: breaking(layer), recipe, epochs=2)
+    checks = precision.watched
+    assert not checks[0].problem
+    assert any(each.action for each in checks), checks
+
+
+def test_a_batch_that_is_long_now_and_then_is_told_by_the_next_long_one() -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [layers.Input((None, 8)), layers.Dense(16), Lengths(), layers.Dense(2)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    precision = apply_profile(SCALED, model=model, watch="float32", watch_every=4)
+    inputs, targets = data(8)
+
+    def batches() -> Any:
+        for index in itertools.count():
+            length = 4000 if index > 8 and index % 8 == 0 else 4 + index % 2
+            yield np.repeat(inputs[:, None], length, 1), targets
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(batches(), steps_per_epoch=40, verbose=0, shuffle=False)
+    assert any("lengths is kept in float32" in str(each.message) for each in said)
+    assert not precision.watched[0].problem
+    assert [each.updates for each in precision.watched if each.problem] == [17, 25]
+    assert not precision.watched[-1].problem
 
 
 def test_a_fault_is_warned_of_or_raised() -> None:

@@ -8,13 +8,17 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.watching import (
     Difference,
+    GradientPair,
+    StepJudge,
+    WatchedStep,
+    compared_gradients,
     judge,
     named,
     next_check,
-    worst_modules,
 )
 from autoprec.core.watch_settings import check_settings
 from autoprec.errors import UsageError
@@ -96,10 +100,47 @@ def test_a_gradient_that_is_rounding_alone_is_not_missed() -> None:
     assert judge(found, [replace(HEALTHY, modules={"bias": 0.01})], STRICT)
 
 
-def test_modules_are_named_the_worst_first_and_few() -> None:
-    errors = {"a": 0.3, "b": 2.0, "c": 0.1, "d": 0.5, "e": 0.4}
-    assert worst_modules(replace(HEALTHY, modules=errors)) == ("b", "d", "e")
+def test_few_modules_are_named() -> None:
     assert named(["a", "", "c", "d", "e"]) == "a, the model's own code, c and 2 more"
+
+
+def test_gradients_are_compared_by_module_and_where_float32_has_any() -> None:
+    pairs = [
+        GradientPair("a", 3.0, 5.0, 1, 4),
+        GradientPair("a", 4.0, 12.0, 0, 4),
+        GradientPair("b", math.nan, 1.0, 0, 2),
+        GradientPair("lost", 1.0, math.inf, 1, 1),
+    ]
+    whole, modules, vanished = compared_gradients(pairs[:2])
+    assert (whole, modules, vanished) == (5 / 13, {"a": 5 / 13}, 1 / 8)
+    assert compared_gradients(pairs)[:2] == (math.inf, {"a": 5 / 13, "b": math.inf})
+    assert compared_gradients(()) == (0.0, {}, 0.0)
+
+
+def judged(policy: Policy, found: Difference, noise: object) -> tuple[WatchedStep, bool]:
+    judge = StepJudge(policy, lambda: noise)  # type: ignore[arg-type, return-value]
+    return judge.judged(WatchedStep(1, 8, 8), found), judge.overflowed
+
+
+def test_noise_is_asked_for_where_there_is_doubt_and_what_it_does_not_say_is_said() -> None:
+    away = replace(HEALTHY, outputs=0.6)
+    assert judged(Policy.MIXED_BFLOAT16, HEALTHY, None)[0].not_checked == ""
+    assert judged(Policy.MIXED_BFLOAT16, away, [replace(HEALTHY, outputs=0.2)])[0].problem == ""
+    assert judged(Policy.MIXED_BFLOAT16, away, [HEALTHY])[0].problem
+    unknown, _ = judged(Policy.MIXED_BFLOAT16, away, "no memory")
+    assert (unknown.problem, unknown.not_checked) == (
+        "",
+        "what noise does is not known: no memory",
+    )
+
+
+def test_a_backward_pass_that_overflows_in_float16_is_the_loss_scales_business() -> None:
+    found = replace(HEALTHY, gradient=math.inf, modules={"a": math.inf})
+    step, overflowed = judged(Policy.MIXED_FLOAT16, found, [HEALTHY])
+    assert (overflowed, step.problem, step.gradient, step.vanished) == (True, "", None, None)
+    step, overflowed = judged(Policy.MIXED_BFLOAT16, found, [HEALTHY])
+    assert not overflowed
+    assert "infinitely far away" in step.problem
 
 
 @pytest.mark.parametrize("watch", ["warn", "float32", "raise"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,10 +25,16 @@ from autoprec.backends.keras.train.data import to_numpy
 from autoprec.backends.keras.train.rng import KerasGenerators, same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import state_variables, to_float
 from autoprec.backends.keras.watch.float32_layers import candidates, in_float32, low_units
-from autoprec.core.dtypes import DType, Policy
+from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.islands import needed_islands
-from autoprec.core.numerics.tolerance import Tolerance, finite_or_none
-from autoprec.core.numerics.watching import Difference, WatchedStep, judge, worst_modules
+from autoprec.core.numerics.watching import (
+    Difference,
+    GradientPair,
+    StepJudge,
+    WatchedStep,
+    compared_gradients,
+)
+from autoprec.errors import first_line
 
 NOISE = 2.0**-9
 """The noise on weights: half a digit of bfloat16."""
@@ -54,13 +59,15 @@ class Check:
         self, model: Any, batch: Any, *, policy: Policy, scale: float, floor: float
     ) -> None:
         self._model, self._batch, self._scale, self._floor = model, batch, scale, floor
-        self._float16 = policy.compute_dtype is DType.FLOAT16
-        self._roundoff = policy.compute_dtype.limits.unit_roundoff
         self._units = layer_units(model)
         self._exact: _Run | None = None
-        self._noise: list[Difference] | None = None
-        self.overflowed = False
+        self._judge = StepJudge(policy, self._noise)
         self.loss = math.nan
+
+    @property
+    def overflowed(self) -> bool:
+        """See `StepJudge`."""
+        return self._judge.overflowed
 
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found."""
@@ -71,42 +78,28 @@ class Check:
             self.loss = self._exact.loss
             found = self._difference(low)
         except Exception as error:  # a check never ends a training
-            text = str(error).partition("\n")[0]
-            return replace(step, not_checked=f"{type(error).__name__}: {text}")
-        self.overflowed = self._float16 and found.overflows_backward_only
-        if self.overflowed:
-            found = replace(found, gradient=0.0, modules={}, vanished=0.0)
-        problem = self._problem(found)
+            return replace(step, not_checked=f"{type(error).__name__}: {first_line(error)}")
         samples = low.outputs.samples
-        return replace(
-            step,
-            samples=samples,
-            batch=samples,
-            outputs=finite_or_none(found.outputs),
-            loss=None if found.loss is None else finite_or_none(found.loss),
-            gradient=None if self.overflowed else finite_or_none(found.gradient),
-            vanished=None if self.overflowed else found.vanished,
-            problem=problem,
-            modules=worst_modules(found) if problem else (),
-        )
+        return self._judge.judged(replace(step, samples=samples, batch=samples), found)
 
     def mending(self) -> tuple[str, ...]:
         """Search the layers that are needed in float32 for this batch; empty where none help."""
 
         def passes(paths: tuple[str, ...]) -> bool:
             with in_float32([unit for unit in self._units if unit.path in paths]):
-                return not self._problem(self._difference(self._run()))
+                try:
+                    return not self._judge.problem(self._difference(self._run()))
+                except Exception:  # some layers need their inputs in one dtype
+                    return False
 
         return needed_islands(candidates(self._units), passes)
 
-    def _problem(self, found: Difference) -> str:
-        problem = judge(found, (), Tolerance(), self._roundoff)
-        if not problem or math.isinf(found.outputs):
-            return problem
-        if self._noise is None:
+    def _noise(self) -> list[Difference] | str:
+        try:
             with in_float32(low_units(self._units)):
-                self._noise = [self._difference(self._noisy(draw)) for draw in range(_NOISE_DRAWS)]
-        return judge(found, self._noise, Tolerance(), self._roundoff)
+                return [self._difference(self._noisy(draw)) for draw in range(_NOISE_DRAWS)]
+        except Exception as error:
+            return f"{type(error).__name__}: {first_line(error)}"
 
     def _noisy(self, draw: int) -> _Run:
         random = np.random.default_rng(_NOISE_SEED + draw)
@@ -187,23 +180,15 @@ def _gradients(
     run: _Run, exact: _Run, paths: Sequence[str]
 ) -> tuple[float, dict[str, float], float]:
     """Return the error of all gradients, those by layer, and the share that vanished."""
-    away: dict[str, float] = defaultdict(float)
-    size: dict[str, float] = defaultdict(float)
-    zeros = total = 0
-    for ours, theirs, path in zip(run.gradients, exact.gradients, paths, strict=False):
-        if not np.isfinite(theirs).all():
-            continue
-        apart = float(np.linalg.norm((ours - theirs).astype(np.float64)))
-        away[path] = math.hypot(away[path], apart if math.isfinite(apart) else math.inf)
-        size[path] = math.hypot(size[path], float(np.linalg.norm(theirs.astype(np.float64))))
-        zeros += int(((ours == 0) & (theirs != 0)).sum())
-        total += int((theirs != 0).sum())
-    whole = _ratio(math.hypot(*away.values()), math.hypot(*size.values()))
-    modules = {path: _ratio(away[path], size[path]) for path in away}
-    return whole, modules, zeros / total if total else 0.0
 
+    def pairs() -> Iterator[GradientPair]:
+        for ours, theirs, path in zip(run.gradients, exact.gradients, paths, strict=False):
+            away, norm = (
+                np.linalg.norm(each.astype(np.float64)) for each in (ours - theirs, theirs)
+            )
+            there = theirs != 0
+            yield GradientPair(
+                path, float(away), float(norm), int((there & (ours == 0)).sum()), int(there.sum())
+            )
 
-def _ratio(away: float, size: float) -> float:
-    if away == 0.0:
-        return 0.0
-    return away / size if size else math.inf
+    return compared_gradients(pairs())

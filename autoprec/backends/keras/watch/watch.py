@@ -10,7 +10,6 @@ import itertools
 import math
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
 from typing import Any
 
 import keras
@@ -19,29 +18,18 @@ from autoprec.backends.keras.apply.applied_recipe import RECIPE_ATTRIBUTE
 from autoprec.backends.keras.apply.replicas import replica_count
 from autoprec.backends.keras.watch.check import Check
 from autoprec.backends.keras.watch.float32_layers import candidates
-from autoprec.backends.shared.watching import told_what_is_mended, told_what_mends
-from autoprec.core.numerics.tolerance import SMALLEST_LOSS_SHARE
-from autoprec.core.numerics.watching import (
-    CONFIRM_AFTER,
-    FAILED_IN_A_ROW,
-    WatchedStep,
-    named,
-    next_check,
-)
+from autoprec.backends.shared.watching import CheckLog
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.watch_settings import Action
 
 
 class Watch:
-    """Checks the trainings that a `Precision` serves; `steps` are the checks so far."""
+    """Checks the trainings that a `Precision` serves."""
 
     def __init__(self, precision: Any, *, action: Action, every: int) -> None:
         self._precision = weakref.ref(precision)
-        self._action, self._every = action, every
-        self.steps: list[WatchedStep] = []
-        self._batches = self._failed = 0
-        self._due = 1
-        self._first_loss = 0.0
-        self._told: set[tuple[str, ...]] = set()
+        self._log = CheckLog(precision.policy, action, every)
+        self._batches = 0
         self._kept: tuple[str, ...] = ()
 
     def before_execution(self, model: Any, iterator: Any) -> Any:
@@ -66,7 +54,12 @@ class Watch:
         if precision is None:
             return False
         self._batches += batches
-        return self.updates >= self._due
+        return self.updates >= self._log.due
+
+    @property
+    def steps(self) -> list[WatchedStep]:
+        """Return the checks so far."""
+        return self._log.steps
 
     @property
     def updates(self) -> int:
@@ -81,64 +74,48 @@ class Watch:
         return built and replica_count(model) == 1
 
     def _check(self, model: Any, batch: Any) -> None:
-        precision = self._precision()
-        assert precision is not None
+        precision, size = self._precision(), _size(batch)
+        if precision is None or size < self._log.least_size(self.updates):
+            return
         check = Check(
             model,
             batch,
             policy=precision.policy,
             scale=precision.scale / precision.recipe.accumulation_steps,
-            floor=SMALLEST_LOSS_SHARE * self._first_loss,
+            floor=self._log.floor,
         )
         step = check.made(WatchedStep(self.updates))
-        if not self._first_loss and math.isfinite(check.loss):
-            self._first_loss = abs(check.loss)
-        self._failed = self._failed + 1 if step.problem else 0
-        soon = bool(step.problem) or check.overflowed
-        after = min(CONFIRM_AFTER, self._every)
-        self._due = self.updates + after if soon else next_check(self.updates, self._every)
-        if self._failed < FAILED_IN_A_ROW:
-            self.steps.append(step)
-            return
-        self._failed = 0
-        self._act(precision, model, step, check.mending())
+        self._log.note_loss(check.loss)
+        failed = bool(step.problem)
+        if self._log.is_second_fault(step, size, failed=failed, overflowed=check.overflowed):
+            applied = vars(model)[RECIPE_ATTRIBUTE]
 
-    def _act(self, precision: Any, model: Any, step: WatchedStep, modules: tuple[str, ...]) -> None:
-        """Mend, warn or raise."""
-        if self._action != "float32":
-            self.steps.append(replace(step, modules=modules, action=self._action))
-            if modules not in self._told:
-                self._told.add(modules)
-                told_what_mends(step, precision.policy, modules, self._action)
-            return
-        applied = vars(model)[RECIPE_ATTRIBUTE]
-        whole = bool(self._kept) or not modules
-        every = tuple(unit.path for unit in candidates(applied.units))
-        done = "the whole model" if whole else named(modules)
-        self._kept = (*self._kept, *(every if whole else modules))
-        applied.keep_in_float32(self._kept)
-        self.steps.append(replace(step, modules=modules, action=f"{done} in float32"))
-        told_what_is_mended(step, precision.policy, done)
+            def keep(paths: tuple[str, ...]) -> None:
+                every = tuple(unit.path for unit in candidates(applied.units))
+                self._kept = (*self._kept, *(paths or every))
+                applied.keep_in_float32(self._kept)
+
+            self._log.act(step, check.mending(), keep)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checks, and what is kept in float32 because of them, as plain values."""
-        return {
-            "batches": self._batches,
-            "first_loss": self._first_loss,
-            "float32_modules": list(self._kept),
-            "steps": [asdict(each) for each in self.steps],
-        }
+        mine = {"batches": self._batches, "float32_modules": list(self._kept)}
+        return mine | self._log.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
         """Go on where a training was saved; without a model yet, what was kept is not."""
-        known = {field.name for field in fields(WatchedStep)}
-        saved: list[dict[str, Any]] = [each for each in state["steps"] if set(each) <= known]
-        self.steps = [WatchedStep(**each | {"modules": tuple(each["modules"])}) for each in saved]
-        self._batches, self._first_loss = int(state["batches"]), float(state["first_loss"])
-        self._failed, self._due = 0, next_check(self.updates, self._every)
+        self._batches = int(state["batches"])
+        self._log.load_state_dict(state, self.updates)
         self._kept = tuple(state["float32_modules"])
+        self._log.mended = bool(self._kept)
         if self._kept and model is not None:
             vars(model)[RECIPE_ATTRIBUTE].keep_in_float32(self._kept)
+
+
+def _size(batch: Any) -> int:
+    """Return the number of elements in a batch."""
+    shapes = [each.shape for each in keras.tree.flatten(batch) if hasattr(each, "shape")]
+    return sum(math.prod(int(length) for length in shape) for shape in shapes)
 
 
 def _shown(iterator: Any, count: int) -> tuple[Any, Any]:

@@ -31,7 +31,8 @@ class CaughtCall:
     """A call as it was. `gradients` are those of its outputs, by their index, as they arrive.
 
     `batch` is the number of samples, by the first dimension of the first tensor given; 0 where
-    there is none. `samples` is how many of them the gradients are known for.
+    there is none. `samples` is how many of them the gradients are known for, and `size` the number
+    of elements given.
     """
 
     def __init__(self, root: nn.Module, args: Any, kwargs: Any, device_type: str) -> None:
@@ -43,6 +44,7 @@ class CaughtCall:
         self.loss: torch.Tensor | None = None
         given = [t for t in tensors_in([self.args, self.kwargs]) if t.dim() > 0 and not t.is_nested]
         self.batch = self.samples = int(given[0].shape[0]) if given else 0
+        self.size = _size(args, kwargs)
 
     def follow(self, result: Any) -> None:
         """Note the outputs' values in part, and their gradients when the backward pass comes."""
@@ -93,6 +95,10 @@ def outputs_in(result: Any) -> list[torch.Tensor]:
     return list(found.values())
 
 
+def _size(args: Any, kwargs: Any) -> int:
+    return sum(tensor.numel() for tensor in tensors_in([args, kwargs]))
+
+
 class _Noted:
     """A hook on an output, which forgets the call when it has done its work."""
 
@@ -109,16 +115,17 @@ class _Noted:
 class CallCatcher:
     """Stands in for the call of `owner`, which is `root` or what torch.compile made of it.
 
-    The last call under autocast that gradients flow through is caught, unless the gradient of an
-    earlier one has arrived. `failed` says why nothing could be.
+    The last call under autocast that gradients flow through, with at least so many elements as
+    `least` says, is caught, unless the gradient of an earlier one has arrived. `failed` says why
+    nothing could be, and `too_small` that a call was passed over for its size.
     """
 
-    def __init__(self, owner: nn.Module, root: nn.Module, device_type: str) -> None:
+    def __init__(self, owner: nn.Module, root: nn.Module, device_type: str, least: int = 0) -> None:
         self._owner, self._root, self._device_type = owner, root, device_type
         self._before: Callable[..., Any] | None = owner.__dict__.get(_CALL)
         self._inside = False
         self.call: CaughtCall | None = None
-        self.failed = ""
+        self.failed, self._least, self.too_small = "", least, False
         owner.__dict__[_CALL] = self
 
     @property
@@ -143,6 +150,9 @@ class CallCatcher:
         """Call the owner as it would be called without this."""
         inner: Any = self._before or self._owner._call_impl
         if torch.compiler.is_compiling() or self._inside or not self._is_wanted():
+            return inner(*args, **kwargs)
+        if self._least and _size(args, kwargs) < self._least:
+            self.too_small = True
             return inner(*args, **kwargs)
         self._inside = True
         try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 
 import torch
 
 from autoprec.backends.torch.watch.caught_call import CaughtCall
 from autoprec.backends.torch.watch.repeated_call import Run
-from autoprec.core.numerics.watching import Difference
+from autoprec.core.numerics.watching import Difference, GradientPair, compared_gradients
 
 _UNLIKE = 0.05
 """A repeated run this far from the call itself is of another computation: it keeps state that
@@ -79,43 +78,19 @@ def _change(found: torch.Tensor, exact: torch.Tensor, gradient: torch.Tensor) ->
 def _gradients(
     found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]
 ) -> tuple[float, dict[str, float], float]:
-    """Return the error of all gradients, those by module, and the share that vanished.
-
-    Left out is what is not finite in float32 either.
-    """
-    pairs = {name: (found[name], exact[name]) for name in exact if name in found}
-    if not pairs:
+    """Return the error of all gradients, those by module, and the share that vanished."""
+    names = [name for name in exact if name in found]
+    if not names:
         return 0.0, {}, 0.0
-    every = torch.stack([_numbers(*pair) for pair in pairs.values()]).tolist()
-    names = [name for name, row in zip(pairs, every, strict=True) if math.isfinite(row[1])]
-    numbers = [row for row in every if math.isfinite(row[1])]
-    away: dict[str, float] = defaultdict(float)
-    size: dict[str, float] = defaultdict(float)
-    for name, (apart, norm, _, _) in zip(names, numbers, strict=True):
-        path = name.rpartition(".")[0]
-        away[path] = math.hypot(away[path], apart if math.isfinite(apart) else math.inf)
-        size[path] = math.hypot(size[path], norm)
-    total = sum(row[3] for row in numbers)
-    vanished = sum(row[2] for row in numbers) / total if total else 0.0
-    whole = _ratio(math.hypot(*away.values()), math.hypot(*size.values()))
-    return whole, {path: _ratio(away[path], size[path]) for path in away}, vanished
-
-
-def _numbers(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return the norms of difference and gradient, and how many elements are 0, and might be."""
-    ours, theirs = found.float(), exact.float()
-    there = theirs != 0
-    return torch.stack(
-        [
-            torch.linalg.vector_norm(ours - theirs),
-            torch.linalg.vector_norm(theirs),
-            (there & (ours == 0)).sum().float(),
-            there.sum().float(),
-        ]
+    rows = torch.stack([_numbers(found[name], exact[name]) for name in names]).tolist()
+    return compared_gradients(
+        GradientPair(name.rpartition(".")[0], *row) for name, row in zip(names, rows, strict=True)
     )
 
 
-def _ratio(away: float, size: float) -> float:
-    if away == 0.0:
-        return 0.0
-    return away / size if size and math.isfinite(size) else math.inf
+def _numbers(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a `GradientPair`."""
+    ours, theirs = found.float(), exact.float()
+    there = theirs != 0
+    away, norm = torch.linalg.vector_norm(ours - theirs), torch.linalg.vector_norm(theirs)
+    return torch.stack([away, norm, (there & (ours == 0)).sum().float(), there.sum().float()])

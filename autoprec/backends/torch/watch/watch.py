@@ -10,17 +10,15 @@ finds.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from autoprec.backends.shared.watching import told_what_is_mended, told_what_mends
+from autoprec.backends.shared.watching import CheckLog
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import sharded_modules
@@ -30,14 +28,7 @@ from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
 from autoprec.backends.torch.watch.check import Check
 from autoprec.backends.torch.watch.live_islands import islands_of, set_islands, whole_model
 from autoprec.backends.torch.watch.repeated_call import nothing_changed
-from autoprec.core.numerics.tolerance import SMALLEST_LOSS_SHARE
-from autoprec.core.numerics.watching import (
-    CONFIRM_AFTER,
-    FAILED_IN_A_ROW,
-    WatchedStep,
-    named,
-    next_check,
-)
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.recipe import Recipe
 from autoprec.core.watch_settings import Action
 
@@ -49,7 +40,7 @@ _SKIPS = 4
 
 
 class Watch:
-    """Checks the training of `model`, and acts on what fails; `steps` are the checks so far.
+    """Checks the training of `model`, and acts on what fails.
 
     `owner` is that of the model's wrappers. It holds neither the model nor its optimizers.
     """
@@ -70,14 +61,9 @@ class Watch:
         self._called, self._root = weakref.ref(_called(model, root)), weakref.ref(root)
         self._scaler = weakref.ref(scaler)
         self._recipe, self._device_type, self._owner = recipe, device_type, owner
-        self._action, self._every = action, every
+        self._log = CheckLog(recipe.policy, action, every)
         self._groups = _groups(model)
-        self.steps: list[WatchedStep] = []
-        self.updates = self._failed = self._tries = self._skips = 0
-        self._due = 1
-        self._first_loss = 0.0
-        self._told: set[tuple[str, ...]] = set()
-        self._mended = False
+        self.updates = self._tries = self._skips = 0
         self._catcher: CallCatcher | None = None
         self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
         self._handles += [
@@ -102,8 +88,7 @@ class Watch:
         catcher = self._catcher
         if catcher is not None and catcher.call is not None and catcher.call.gradients:
             catcher.call.note_loss(loss)
-            if not self._first_loss and math.isfinite(known := float(loss.detach().abs().max())):
-                self._first_loss = known
+            self._log.note_loss(float(loss.detach().abs().max()))
 
     def _before_update(self, *_: Any) -> None:
         if self._catcher is not None:
@@ -112,7 +97,7 @@ class Watch:
     def _after_update(self, *_: Any) -> None:
         self.updates += 1
         self._skips = 0
-        if self._catcher is None and self.updates + 1 >= self._due:
+        if self._catcher is None and self.updates + 1 >= self._log.due:
             self._arm()
 
     def _on_skip(self) -> None:
@@ -127,7 +112,8 @@ class Watch:
         called, root = self._called(), self._root()
         if called is not None and root is not None:
             self._tries = 0
-            self._catcher = CallCatcher(called, root, self._device_type)
+            least = self._log.least_size(self.updates + 1)
+            self._catcher = CallCatcher(called, root, self._device_type, least)
 
     def _disarm(self) -> None:
         if self._catcher is not None:
@@ -138,9 +124,16 @@ class Watch:
         root = self._root()
         if root is None:
             return
-        if all(self._of_all_ranks(catcher.has_all)) and catcher.call is not None:
+        ready, too_small = zip(
+            *self._of_all_ranks((catcher.has_all, catcher.too_small)), strict=True
+        )
+        if all(ready) and catcher.call is not None:
             self._disarm()
             self._check(root, catcher.call)
+            return
+        if any(too_small):
+            self._disarm()
+            self._arm()
             return
         self._tries += 1
         catcher.call = None
@@ -149,8 +142,7 @@ class Watch:
                 "no call of the model under precision.autocast() was followed by a backward pass"
             )
             self._disarm()
-            self.steps.append(WatchedStep(self.updates + 1, not_checked=why))
-            self._due = next_check(self.updates + 1, self._every)
+            self._log.leave_out(self.updates + 1, why)
 
     def _of_all_ranks(self, value: Any) -> list[Any]:
         """Return every rank's value; this process's alone where no others share the model."""
@@ -174,44 +166,24 @@ class Watch:
                 policy=self._recipe.policy,
                 device_type=self._device_type,
                 share=scale / self._recipe.accumulation_steps,
-                floor=SMALLEST_LOSS_SHARE * self._first_loss,
+                floor=self._log.floor,
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
             failed = any(self._of_all_ranks(bool(step.problem)))
-            self._failed = self._failed + 1 if failed else 0
-            if self._failed >= FAILED_IN_A_ROW:
+            acts = self._log.is_second_fault(
+                step, call.size, failed=failed, overflowed=check.overflowed
+            )
+            if acts:
                 modules = check.mending(
                     lambda more: self._set_islands(root, (*have, *more)),
                     lambda mends: all(self._of_all_ranks(mends)),
                 )
-        soon = failed or check.overflowed
-        self._due = self.updates + 1 + min(CONFIRM_AFTER, self._every) if soon else self._next()
-        if self._failed >= FAILED_IN_A_ROW:
-            self._failed = 0
-            self._act(root, step, have, modules)
-        else:
-            self.steps.append(step)
-
-    def _next(self) -> int:
-        return next_check(self.updates + 1, self._every)
-
-    def _act(
-        self, root: nn.Module, step: WatchedStep, have: Sequence[str], modules: tuple[str, ...]
-    ) -> None:
-        """Mend, warn or raise, on all ranks alike; `modules` besides `have` mend the call."""
-        policy = self._recipe.policy
-        if self._action != "float32":
-            self.steps.append(replace(step, modules=modules, action=self._action))
-            if modules not in self._told:
-                self._told.add(modules)
-                told_what_mends(step, policy, modules, self._action)
-            return
-        whole = self._mended or not modules
-        done = "the whole model" if whole else named(modules)
-        self._set_islands(root, whole_model(root) if whole else (*have, *modules))
-        self._mended = True
-        self.steps.append(replace(step, modules=modules, action=f"{done} in float32"))
-        told_what_is_mended(step, policy, done)
+        if acts:
+            self._log.act(
+                step,
+                modules,
+                lambda kept: self._set_islands(root, (*have, *kept) if kept else whole_model(root)),
+            )
 
     def _set_islands(self, root: nn.Module, paths: Sequence[str]) -> None:
         dtype = autocast_dtype(self._recipe.policy)
@@ -220,29 +192,26 @@ class Watch:
 
     # State -------------------------------------------------------------------------------------
 
+    @property
+    def steps(self) -> list[WatchedStep]:
+        """Return the checks so far."""
+        return self._log.steps
+
     def state_dict(self) -> dict[str, Any]:
         """Return the checks, and what is kept in float32 because of them, as plain values."""
         root = self._root()
-        return {
-            "updates": self.updates,
-            "first_loss": self._first_loss,
-            "float32_modules": list(islands_of(root)) if root and self._mended else [],
-            "steps": [asdict(each) for each in self.steps],
-        }
+        kept = list(islands_of(root)) if root and self._log.mended else []
+        return {"updates": self.updates, "float32_modules": kept} | self._log.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a training was saved."""
-        known = {field.name for field in fields(WatchedStep)}
-        saved: list[dict[str, Any]] = [each for each in state["steps"] if set(each) <= known]
-        self.steps = [WatchedStep(**each | {"modules": tuple(each["modules"])}) for each in saved]
-        self.updates, self._first_loss = int(state["updates"]), float(state["first_loss"])
-        self._failed = 0
-        self._due = next_check(self.updates, self._every)
-        if self.updates + 1 < self._due:
+        self.updates = int(state["updates"])
+        self._log.load_state_dict(state, self.updates)
+        if self.updates + 1 < self._log.due:
             self._disarm()
         root, kept = self._root(), state["float32_modules"]
         if kept and root is not None:
-            self._mended = True
+            self._log.mended = True
             self._set_islands(root, kept)
 
 

@@ -1,0 +1,108 @@
+"""Checks of a training: planned, acted on at the second fault, told once, and saved."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from autoprec.backends.shared.watching import CheckLog
+from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.watching import CONFIRM_AFTER, WAITED_FOR, WatchedStep
+from autoprec.errors import AutoprecError, AutoprecWarning
+
+FAULT = "its outputs are far away"
+
+
+def log(action: Any = "warn", every: int = 50) -> CheckLog:
+    return CheckLog(Policy.MIXED_BFLOAT16, action, every)
+
+
+def failed(checks: CheckLog, update: int, size: int = 8) -> bool:
+    step = WatchedStep(update, 8, 8, problem=FAULT)
+    return checks.is_second_fault(step, size, failed=True, overflowed=False)
+
+
+def nothing_kept(paths: tuple[str, ...]) -> None:
+    pytest.fail(f"{paths} were kept in float32")
+
+
+def passed(checks: CheckLog, update: int, *, overflowed: bool = False) -> bool:
+    return checks.is_second_fault(WatchedStep(update, 8, 8), 8, failed=False, overflowed=overflowed)
+
+
+def test_the_second_fault_in_a_row_is_to_be_acted_on() -> None:
+    checks = log()
+    assert not failed(checks, 1)
+    assert not passed(checks, 11)
+    assert not failed(checks, 51)
+    assert failed(checks, 61)
+    assert [each.updates for each in checks.steps] == [1, 11, 51]
+
+
+def test_a_check_follows_soon_where_one_failed_or_overflowed() -> None:
+    checks = log()
+    for update, check in ((1, failed), (101, passed)):
+        check(checks, update)
+        assert checks.due == update + (CONFIRM_AFTER if check is failed else 50)
+    passed(checks, 151, overflowed=True)
+    assert checks.due == 151 + CONFIRM_AFTER
+
+
+def test_after_a_fault_a_batch_as_large_is_waited_for_but_not_forever() -> None:
+    checks = log()
+    assert checks.least_size(1) == 0
+    failed(checks, 1, size=512)
+    assert checks.least_size(checks.due) == 512
+    assert checks.least_size(checks.due + WAITED_FOR) == 0
+    passed(checks, 20)
+    assert checks.least_size(checks.due) == 0
+
+
+def test_a_fault_is_told_once_and_where_to_look() -> None:
+    checks, step = log(), WatchedStep(9, 8, 8, problem=FAULT)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        checks.act(step, ("a",), nothing_kept)
+        checks.act(step, ("a",), nothing_kept)
+    (warning,) = said
+    assert warning.category is AutoprecWarning
+    for part in (
+        "after 8 updates in mixed_bfloat16 its outputs are far away",
+        "keep a in float32",
+        "All checks are in precision.watched",
+        "autoprec verify PROFILE --checkpoint FILE",
+        "watch=False",
+    ):
+        assert part in str(warning.message)
+    assert [each.action for each in checks.steps] == ["warn", "warn"]
+
+
+def test_it_can_raise() -> None:
+    with pytest.raises(AutoprecError, match=r"train in float32.*autoprec verify PROFILE"):
+        log("raise").act(WatchedStep(9, problem=FAULT), (), nothing_kept)
+
+
+def test_what_is_mended_once_is_mended_whole_the_next_time() -> None:
+    checks = log("float32")
+    kept: list[tuple[str, ...]] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AutoprecWarning)
+        checks.act(WatchedStep(9, problem=FAULT), ("a", "b"), kept.append)
+        checks.act(WatchedStep(29, problem=FAULT), ("c",), kept.append)
+    assert kept == [("a", "b"), ()]
+    said = [each.action for each in checks.steps]
+    assert said == ["a, b in float32", "the whole model in float32"]
+
+
+def test_checks_are_saved_and_go_on() -> None:
+    checks = log()
+    checks.note_loss(float("inf"))
+    checks.note_loss(-4.0)
+    checks.note_loss(8.0)
+    passed(checks, 1)
+    other = log()
+    other.load_state_dict(checks.state_dict(), 30)
+    assert (other.steps, other.floor, other.due) == (checks.steps, checks.floor, 80)
+    assert checks.floor == pytest.approx(0.12)
