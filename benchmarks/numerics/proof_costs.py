@@ -78,6 +78,11 @@ class CountedTrainee:
         self._count("single steps")
         return self._trainee.loss_and_gradient_watched(*arguments)
 
+    def evaluate_batch(self, *arguments: Any) -> Any:
+        """Count a forward pass."""
+        self._count("evaluation", FORWARD)
+        return self._trainee.evaluate_batch(*arguments)
+
 
 class CountedFramework:
     """What a framework does for a trace, with every step counted."""

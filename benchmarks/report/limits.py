@@ -101,6 +101,12 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         Limit("loss at the same weights", _OR_NOISE, _tolerance("loss"), share_and_factor),
         Limit("gradient at the same weights", _OR_NOISE, _tolerance("gradient"), share_and_factor),
         Limit("a buffer's change", _OR_NOISE, _tolerance("buffer"), share_and_factor),
+        Limit(
+            "outputs in evaluation, of how they vary over the batch",
+            _OR_NOISE,
+            ("core.numerics.tolerance:ALLOWED_OF_OUTPUTS", f"{_TOLERANCE}.loss_null"),
+            share_and_factor,
+        ),
         Limit("loss curve", _OR_NOISE, _tolerance("trajectory"), share_and_factor),
         Limit("`evaluate(model)`", _OR_NOISE, _tolerance("metric"), share_and_factor),
         Limit("steps skipped in one run", "{:g}", (f"{_TOLERANCE}.skipped",)),

@@ -46,6 +46,7 @@ class BatchStream:
         self._draw_data, self._operations = draw, operations
         self._budget = keep_bytes
         self._kept: list[Any] = []
+        self._sizes: list[int] = []
         self._pinned: dict[int, Any] = {}
         self._hashes: list[str] = []
         self._live: Iterator[Any] | None = None
@@ -73,6 +74,11 @@ class BatchStream:
     def kept_batches(self, count: int) -> Iterator[Any]:
         """Yield copies of the first batches, at most `count`, as far as memory holds them."""
         return (self._operations.hand_out(stored) for stored in self._kept[:count])
+
+    def largest(self) -> Any:
+        """Return a copy of the largest batch in memory, the first of several."""
+        largest = max(range(len(self._sizes)), key=self._sizes.__getitem__)
+        return self._operations.hand_out(self._kept[largest])
 
     def close(self) -> None:
         """End the data's iterator and its worker processes."""
@@ -113,7 +119,8 @@ class BatchStream:
         self._hashes.append(digest)
         if position == len(self._kept) and (self._budget > 0 or not self._kept):
             self._kept.append(stored)
-            self._budget -= self._operations.size_in_bytes(stored)
+            self._sizes.append(self._operations.size_in_bytes(stored))
+            self._budget -= self._sizes[-1]
 
     def _next(self) -> Any:
         if self._live is None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.buffer_updates import SCALE, StepBuffers
+from autoprec.backends.shared.checkpoint import Checkpoint
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
 from autoprec.backends.shared.gradient_exponents import ExponentCounts, in_bfloat16
 from autoprec.backends.shared.ranks import ALONE, Ranks
@@ -42,25 +43,6 @@ from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 
 __all__ = ["ComparisonTracer", "Float16Magnitudes", "TraceFramework", "Trainee", "batch_seed"]
-
-
-@dataclass
-class _Checkpoint:
-    """The float32 run's state before one step, a batch, and float32's answer.
-
-    `index` is the place of the step's first batch in the data that float32 trains on; `noise_share`
-    which share of that batch's gradient is noise.
-    """
-
-    step: int
-    state: Any
-    batch: Any
-    index: int = 0
-    loss: float | None = None
-    gradient: Any = None
-    later_losses: tuple[float, ...] = ()
-    noise_share: float | None = None
-    buffers: StepBuffers = field(default_factory=StepBuffers)
 
 
 @dataclass
@@ -91,7 +73,7 @@ class ComparisonTracer:
         self._framework, self._on_cpu, self._report = framework, on_cpu, report
         self._ranks = ranks
         self._streams: dict[tuple[int, int], BatchStream] = {}
-        self._checkpoints: list[_Checkpoint] = []
+        self._checkpoints: list[Checkpoint] = []
         self._batch_size = self._compared = 0
 
     def reference(
@@ -144,6 +126,8 @@ class ComparisonTracer:
                         backward=float16.backward,
                         buffers=buffers.compared_with(kept.buffers, alike.policy.compute_dtype),
                         noise_share=kept.noise_share,
+                        evaluated=kept.is_evaluated,
+                        evaluation_error=kept.evaluation_error(trainee, self._framework),
                     )
                     later = self._later_losses(trainee, kept)
                     points.append(point.with_mean_losses(later, kept.later_losses))
@@ -162,7 +146,10 @@ class ComparisonTracer:
                 if kept.loss is not None and kept.gradient is not None:
                     error = self._framework.gradient_error(gradient, kept.gradient)
                     moved = StepBuffers.left_by(trainee, kept.state).compared_with(kept.buffers)
-                    points.append(NoisyStep(kept.step, _finite(loss), kept.loss, error, moved))
+                    evaluated = kept.evaluation_error(trainee, self._framework, draw)
+                    points.append(
+                        NoisyStep(kept.step, _finite(loss), kept.loss, error, moved, evaluated)
+                    )
         return tuple(points)
 
     def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
@@ -278,7 +265,8 @@ class ComparisonTracer:
         else:
             batch = self._stream(self._compared, 0).batch(len(self._checkpoints), pin=True)
         index = step * recipe.accumulation_steps
-        kept = _Checkpoint(step, trainee.take_state(), batch, index)
+        seed = self._seed(step, 0)
+        kept = Checkpoint(step, trainee.take_state(), batch, seed, index)
         self._checkpoints.append(kept)
         if self._compared != recipe.batch_size:
             return trainee.train_step(batches)
@@ -301,13 +289,15 @@ class ComparisonTracer:
             kept.buffers = self._with_scaled_step(trainee, kept, kept.buffers)
             kept.later_losses = self._later_losses(trainee, kept)
             kept.noise_share = self._noise_share(trainee, kept)
+        for kept in self._checkpoints[-1:]:
+            kept.evaluate(trainee, self._stream(self._compared, 0).largest())
 
     def _require_checkpoints(self) -> None:
         if not self._checkpoints:
             raise UsageError("reference() must run, with checkpoints, before it can be compared")
 
     def _with_scaled_step(
-        self, trainee: Trainee, kept: _Checkpoint, buffers: StepBuffers
+        self, trainee: Trainee, kept: Checkpoint, buffers: StepBuffers
     ) -> StepBuffers:
         """Return the buffers, at the last checkpoint with what a step makes of other values."""
         changed = buffers.changed if kept is self._checkpoints[-1] else ()
@@ -317,7 +307,7 @@ class ComparisonTracer:
         trainee.loss(kept.batch, self._seed(kept.step, 0))
         return replace(buffers, from_scaled=trainee.buffers())
 
-    def _later_losses(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
+    def _later_losses(self, trainee: Trainee, kept: Checkpoint) -> tuple[float, ...]:
         """Return the losses of further batches at a checkpoint's weights."""
         trainee.put_back(kept.state)
         count = proof_steps.averaged_batches(kept.step)
@@ -328,7 +318,7 @@ class ComparisonTracer:
             for index, batch in enumerate(batches)
         )
 
-    def _noise_share(self, trainee: Trainee, kept: _Checkpoint) -> float | None:
+    def _noise_share(self, trainee: Trainee, kept: Checkpoint) -> float | None:
         """Return which share of a gradient at a checkpoint is noise, by that of another batch.
 
         Both are of batches that float32 trained on, which may be smaller than what is compared.

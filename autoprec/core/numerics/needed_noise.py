@@ -12,6 +12,7 @@ from autoprec.core.numerics.loss_curves import check_metric, check_stability, ch
 from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.parity import (
     check_all_buffers,
+    check_all_evaluations,
     check_first_steps,
     check_floor,
     judge,
@@ -29,6 +30,8 @@ def needs_noise_at_checkpoints(evidence: ProofEvidence, tolerance: Tolerance) ->
         return False
     buffers = check_all_buffers(evidence, tolerance)
     if not check_first_steps(evidence, tolerance).passed or not buffers.passed:
+        return True
+    if not check_all_evaluations(evidence, tolerance).passed:
         return True
     trained = evidence.runs or evidence.long_runs
     floor_fails = trained and not check_floor(above_origin(evidence), tolerance).passed

@@ -17,6 +17,7 @@ from typing import Literal
 
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.buffers import BufferCheck, check_buffers
+from autoprec.core.numerics.evaluation import check_evaluation
 from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
     check_error_floor,
@@ -79,6 +80,7 @@ class _Checks:
     stability: Check
     single: Check
     buffers: BufferCheck
+    evaluation: Check
     curves: Check
     metric: Check
     long: Check
@@ -117,6 +119,7 @@ def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tol
         stability=stable,
         single=check_calibrated(evidence.comparisons, noise, tolerance, roundoff),
         buffers=check_all_buffers(evidence, tolerance),
+        evaluation=check_all_evaluations(evidence, tolerance),
         curves=check_trajectory(runs, tolerance),
         metric=check_metric((*evidence.long_runs, *runs), tolerance),
         long=check_long_runs(evidence.long_runs, tolerance),
@@ -176,9 +179,10 @@ def _judge_first_steps(
                 return _because(numbers, "drift", check)
             problem = f"{check.problem}; {describe_end(curves, steps)}"
             return _because(numbers, "drift", replace(check, problem=problem, of_loss=True))
-    if not checks.buffers.passed:
-        buffers = Check(problem=checks.buffers.problem, step=checks.buffers.step)
-        return _because(numbers, "drift", buffers)
+    buffers = Check(problem=checks.buffers.problem, step=checks.buffers.step)
+    for check in (buffers, checks.evaluation):
+        if not check.passed:
+            return _because(numbers, "drift", check)
     if single.undecided == "noise_level" and _leaves_float32(curves, steps, tolerance):
         problem = (
             f"its loss is {percent(single.deviation or 0.0)} away at the same weights; small noise "
@@ -200,8 +204,7 @@ def _judge_long_runs(
         if not check.passed:
             return _because(numbers, "drift", check)
     ended = checks.long if checks.long.judged else checks.curves
-    loss = _from_to(or_infinity(numbers.first_loss), or_infinity(numbers.last_loss))
-    said = describe_success(numbers, ended, evidence, loss)
+    said = describe_success(numbers, ended, evidence)
     return replace(numbers, reason=said + _of_what(numbers))
 
 
@@ -229,6 +232,12 @@ def check_all_buffers(evidence: ProofEvidence, tolerance: Tolerance) -> BufferCh
     """Check what steps leave in buffers, at all checkpoints."""
     points, noise = _all_checkpoints(evidence)
     return check_buffers(points, noise, tolerance, evidence.roundoff)
+
+
+def check_all_evaluations(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
+    """Check what the model gives in evaluation, at all checkpoints where it was looked at."""
+    points, noise = _all_checkpoints(evidence)
+    return check_evaluation(points, noise, tolerance, evidence.roundoff)
 
 
 def check_calibrated(
@@ -329,6 +338,8 @@ def _covered(evidence: ProofEvidence, checks: _Checks) -> tuple[str, ...]:
         covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(steps)))}")
     if checks.buffers.judged:
         covered.append("what these steps leave in the model's buffers")
+    if checks.evaluation.judged:
+        covered.append("the model's outputs in evaluation")
     if checks.curves.judged:
         seeds = [run.candidate.seed for run in evidence.long_runs]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
@@ -386,12 +397,3 @@ def _loss_range(losses: Sequence[float | None]) -> tuple[float | None, float | N
     if not known or len(known) < len(losses):
         return None, None
     return known[0], mean(known[-max(1, len(known) // 5) :])
-
-
-def _from_to(first: float, last: float) -> str:
-    """Describe how a loss went, in as many digits as show it: two at least, five at most."""
-    size, change = max(abs(first), abs(last)), abs(first - last)
-    digits = 2
-    if 0.0 < change < math.inf:
-        digits = min(5, max(2, 1 + math.ceil(math.log10(size / change))))
-    return f"{first:.{digits}g} to {last:.{digits}g}"

@@ -105,7 +105,10 @@ def _training_cost(steps: int) -> int:
 
 
 def _single_steps(steps: int) -> int:
-    """Return the steps of a proof at the weights of its checkpoints, at most."""
+    """Return the steps of a proof at the weights of its checkpoints, at most.
+
+    Forward passes at the last one (evaluation, a step on scaled buffers) are not counted.
+    """
     checkpoints = [steps] if steps <= FIRST_STEPS else [steps, FIRST_STEPS]
     return 5 * sum(len(checkpoint_steps(each)) for each in checkpoints)
 

@@ -83,7 +83,9 @@ class StepComparison:
     gradient to compare. `mean_loss` and `mean_reference` are means over further batches at the same
     weights (None: none were looked at, or a loss is not finite), and `mean_error` the standard
     error of their difference. `buffers` are those that the float32 step changed. `noise_share` is
-    which share of the square of float32's gradient is noise (None: not known).
+    which share of the square of float32's gradient is noise (None: not known). Where the model was
+    `evaluated` as well, `evaluation_error` is how far its outputs are from float32's, relative to
+    how those vary over the batch (None: not finite, or of another shape).
     """
 
     step: int
@@ -99,6 +101,8 @@ class StepComparison:
     mean_error: float = 0.0
     buffers: tuple[BufferUpdate, ...] = ()
     noise_share: float | None = None
+    evaluated: bool = False
+    evaluation_error: float | None = 0.0
 
     def with_mean_losses(self, ours: Sequence[float], theirs: Sequence[float]) -> StepComparison:
         """Return the point with the means of the losses of further batches, the same for both."""
@@ -138,6 +142,7 @@ class NoisyStep:
     reference: float
     gradient_error: float | None = None
     buffers: tuple[BufferUpdate, ...] = ()
+    evaluation_error: float | None = 0.0
 
     def above(self, origin: float) -> NoisyStep:
         """Return the point with its losses counted from `origin`."""

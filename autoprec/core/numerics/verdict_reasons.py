@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.tolerance import Check, or_infinity
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
@@ -29,11 +31,9 @@ def describe_end(curves: Check, steps: int) -> str:
     return f"after {steps} steps it is {ended} away, and single steps by then {late}"
 
 
-def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence, loss: str) -> str:
-    """Describe what passed and over which part of training.
-
-    `ended` is the longest runs' check, and `loss` says how float32's loss went.
-    """
+def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence) -> str:
+    """Describe what passed and over which part of training; `ended` is the longest runs' check."""
+    loss = _from_to(or_infinity(numbers.first_loss), or_infinity(numbers.last_loss))
     start = evidence.start
     parts = [describe_single_steps(numbers), _describe_passed(ended, numbers.steps)]
     over = f"{numbers.steps} steps from {start}" if start else f"the first {numbers.steps} steps"
@@ -57,6 +57,15 @@ def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence, lo
     if numbers.not_covered:
         told += f" (not covered: {'; '.join(numbers.not_covered)})"
     return told
+
+
+def _from_to(first: float, last: float) -> str:
+    """Describe how a loss went, in as many digits as show it: two at least, five at most."""
+    size, change = max(abs(first), abs(last)), abs(first - last)
+    digits = 2
+    if 0.0 < change < math.inf:
+        digits = min(5, max(2, 1 + math.ceil(math.log10(size / change))))
+    return f"{first:.{digits}g} to {last:.{digits}g}"
 
 
 def _describe_passed(ended: Check, steps: int) -> str:

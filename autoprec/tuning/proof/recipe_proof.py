@@ -2,11 +2,12 @@
 
 How far a proof goes is counted in steps, never in time, and chosen once for each batch
 (`core.numerics.proof_steps`): once the first steps have passed, float32 is trained for as long as
-its loss falls, and the candidate as far. Where the first 30 steps are all, one recipe costs 68: the
+its loss falls, and the candidate as far. Where the first 30 steps are all, one recipe costs 69: the
 reference and the candidate's run of 30 (two of each where training is not close, or with a metric),
 and at four checkpoints a step of the candidate and one of float32 on another batch, which tells how
-noisy gradients are. None of those takes an optimizer step. Three perturbed ones of float32 there,
-and a perturbed training, follow only where a test fails without them. The tracer lives in a worker;
+noisy gradients are; at the last one both evaluate, a forward pass each. None of those takes an
+optimizer step. Three perturbed ones of float32 there, and a perturbed training, follow only where a
+test fails without them. The tracer lives in a worker;
 only plain values come back.
 """
 

@@ -66,6 +66,19 @@ def test_batches_beyond_the_budget_are_compared_when_they_are_drawn_again():
     assert stream.batch(1) == [0]  # the kept one, in a cycle
 
 
+def test_the_largest_batch_in_memory_is_known():
+    class Sized(Lists):
+        """Batches of as many bytes as their number says."""
+
+        def size_in_bytes(self, stored: list[int]) -> int:
+            return stored[0]
+
+    stream = BatchStream(lambda: ([size] for size in (3, 9, 5, 9, 20)), Sized(), keep_bytes=20)
+    assert stream.largest() == [3]
+    stream.batch(3)
+    assert stream.largest() == [9]
+
+
 def test_what_the_user_or_the_model_changes_in_place_is_no_batch_of_the_stream():
     def reused() -> Iterator[list[int]]:
         buffer = [0]

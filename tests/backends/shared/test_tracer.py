@@ -7,6 +7,7 @@ import math
 import pytest
 
 from autoprec.backends.shared import checkpoint_budget
+from autoprec.backends.shared.trace_framework import Evaluated
 from autoprec.backends.shared.tracer import batch_seed
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.traces import UnitTrace
@@ -46,6 +47,32 @@ def test_steps_are_compared_at_the_reference_s_weights_with_its_seeds():
     assert (first.step, last.step) == (0, 3)
     assert ("loss", 3, batch_seed(0, 3, 0)) in framework.log
     assert framework.log.count(("loss", 0, batch_seed(0, 0, 0))) == 1
+
+
+def test_outputs_in_evaluation_are_compared_at_the_last_checkpoint():
+    def evaluated(weight, batch):
+        framework.log.append(("evaluated", batch))
+        return Evaluated(None, [weight.value + 3 * weight.off])
+
+    traced, framework = tracer(evaluated=evaluated)
+    traced.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    first, last = traced.compare_steps(recipe=FLOAT16)
+    assert (first.evaluated, first.evaluation_error) == (False, 0.0)
+    assert (last.evaluated, last.evaluation_error) == (True, 3 * ERROR)
+    assert [entry for entry in framework.log if entry[0] == "evaluated"] == [("evaluated", 0)] * 2
+    (_, _, *noisy) = traced.noise(draws=2)
+    assert [point.evaluation_error > 0 for point in noisy] == [True, True]
+
+
+def test_what_only_evaluation_under_a_recipe_raises_is_raised():
+    def evaluated(weight, batch):
+        error = RuntimeError("no 16 bits") if weight.off else None
+        return Evaluated(None, [weight.value], error)
+
+    traced, _ = tracer(evaluated=evaluated)
+    traced.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    with pytest.raises(RuntimeError, match="no 16 bits"):
+        traced.compare_steps(recipe=FLOAT16)
 
 
 @pytest.mark.parametrize(("answers", "losses"), [(True, 4), (False, 6)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.numerics.proof_costs import compare, counted
+import pytest
+
+from benchmarks.numerics.proof_costs import FORWARD, compare, counted
 from tests.backends.shared.one_weight import FLOAT16, FLOAT32, tracer
 
 
@@ -19,6 +21,9 @@ def test_every_step_is_counted_once_by_what_it_is_for() -> None:
     assert counts == {
         "float32 training": 8,
         "float32 single steps": 2,  # of another batch: how noisy gradients are
+        "float32 evaluation": FORWARD,
+        "candidate evaluation": FORWARD,
+        "noisy float32 evaluation": pytest.approx(3 * FORWARD),
         "candidate single steps": 2,
         "noisy float32 single steps": 6,
         "candidate training": 5,
