@@ -13,9 +13,6 @@ CERTAIN_DEVIATION = 1.0
 """A loss that ends this share above float32's, and matters, is not excused by chance, unless noise
 moves float32 itself as far."""
 
-ALLOWED_OF_OUTPUTS = 0.25
-"""How far outputs may be from float32's, relative to how they vary over the batch."""
-
 SMALLEST_LOSS_SHARE = 3e-2
 """Losses below this share of the first one count as this much when they divide."""
 

@@ -20,7 +20,7 @@ from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
     TRANSIENT_FACTOR,
 )
-from autoprec.core.numerics.tolerance import ALLOWED_OF_OUTPUTS, Tolerance, chance, finite_or_none
+from autoprec.core.numerics.tolerance import Tolerance, chance, finite_or_none
 
 FIRST_DOUBLED = 100
 """After the first update checks are due at this one, then at twice it, and so on."""
@@ -33,6 +33,9 @@ WAITED_FOR = 100
 
 FAILED_IN_A_ROW = 2
 """So many checks that fail one after the other are acted on."""
+
+ALLOWED_OF_OUTPUTS = 0.25
+"""How far outputs may be from float32's, relative to how they vary over the batch."""
 
 ALLOWED_OF_MODULE = 0.9
 """How far one module's gradient may be from float32's; one that is all zero is off by 1."""

@@ -30,11 +30,11 @@ def test_nothing_is_judged_where_nothing_was_evaluated() -> None:
 @pytest.mark.parametrize(
     ("error", "noise", "passes"),
     [
-        (0.2, (), True),
-        (0.3, (), False),
-        (0.3, (moved(0.08),), True),
-        (0.3, (moved(0.08, step=8),), False),
-        (0.3, (moved(0.01), moved(0.02)), False),
+        (0.9, (), True),
+        (1.2, (), False),
+        (1.2, (moved(0.31),), True),
+        (1.2, (moved(0.31, step=8),), False),
+        (1.2, (moved(0.1), moved(0.2)), False),
         (None, (moved(0.1),), False),
         (None, (moved(None),), True),  # noise gives outputs of another shape as well
     ],
@@ -49,7 +49,7 @@ def test_outputs_may_be_as_far_as_noise_allows(
 
 
 def test_a_finer_format_is_allowed_less_of_the_noise() -> None:
-    points, noise = [evaluated(0.4)], [moved(0.12)]
+    points, noise = [evaluated(1.3)], [moved(0.35)]
     assert check_evaluation(points, noise, DEFAULT).passed
     assert not check_evaluation(points, noise, DEFAULT, 2.0**-11).passed
 
