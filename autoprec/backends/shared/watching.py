@@ -42,6 +42,7 @@ class CheckLog:
         self.steps: list[WatchedStep] = []
         self.due, self.mended = 1, False
         self._failed = self._failed_size = 0
+        self._fault_before: WatchedStep | None = None
         self._first_loss = 0.0
         self._told: set[tuple[str, ...]] = set()
 
@@ -67,23 +68,30 @@ class CheckLog:
         self.steps.append(WatchedStep(update, not_checked=why))
         self.due = next_check(update, self._every)
 
+    def repeats(self, step: WatchedStep) -> bool:
+        """Return whether a check's fault may be that of the check before."""
+        return step.repeats(self._fault_before)
+
     def is_second_fault(
-        self, step: WatchedStep, size: int, *, failed: bool, overflowed: bool
+        self, step: WatchedStep, size: int, *, failed: bool, repeats: bool, overflowed: bool
     ) -> bool:
         """Plan the next check; note this one unless it is the second fault in a row.
 
         That one is to be given to `act`. After a fault, and where only the loss scale let the
-        backward pass overflow, the next check comes soon. `size` is the batch's elements.
+        backward pass overflow, the next check comes soon. `size` is the batch's elements; whether
+        a check `failed`, and `repeats` the fault before, is what any rank found.
         """
         soon = min(CONFIRM_AFTER, self._every)
         self.due = next_check(step.updates, self._every)
         if failed or overflowed:
             self.due = step.updates + soon
-        self._failed, self._failed_size = (self._failed + 1, size) if failed else (0, 0)
+        self._failed = (self._failed if repeats else 0) + 1 if failed else 0
+        self._failed_size, self._fault_before = (size, step) if failed else (0, None)
         if self._failed < FAILED_IN_A_ROW:
             self.steps.append(step)
             return False
         self._failed = self._failed_size = 0
+        self._fault_before = None
         return True
 
     def act(

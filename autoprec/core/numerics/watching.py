@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.single_step import (
+    BOTH_SIGNS_FACTOR,
     MIN_NOISE_SHARE,
     NOISE_ROUNDOFF,
     TRANSIENT_FACTOR,
@@ -49,6 +50,9 @@ DEFINED = 0.25
 
 MOST_NAMED = 3
 """The most modules that a message names."""
+
+
+_LOSS_IS = "loss is"
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,21 @@ class WatchedStep:
     action: str = ""
     not_checked: str = ""
 
+    def repeats(self, earlier: WatchedStep | None) -> bool:
+        """Return whether a fault may be that of an `earlier` check, not chance both times.
+
+        Losses that are off to both sides, where all else is right, are rounding that averages out.
+        """
+        if earlier is None or not (self._only_loss and earlier._only_loss):
+            return bool(self.problem)
+        losses = (self.loss or 0.0, earlier.loss or 0.0)
+        most = BOTH_SIGNS_FACTOR * TRANSIENT_FACTOR * Tolerance().loss
+        return losses[0] * losses[1] > 0.0 or max(map(abs, losses)) > most
+
+    @property
+    def _only_loss(self) -> bool:
+        return _LOSS_IS in self.problem
+
 
 MOST_NOISE = Difference(outputs=1.0, loss=0.25, gradient=1.0)
 """Noise that excuses all that noise can, for where it cannot be looked at."""
@@ -180,11 +199,6 @@ def judge(
     limit = max(ALLOWED_OF_OUTPUTS, min(NOTHING_LEFT, tolerance.loss_null * outputs))
     if found.outputs > limit:
         return _away("outputs are", found.outputs, limit)
-    if found.loss is not None:
-        loss = finer * max((abs(each.loss or 0.0) for each in noise), default=0.0)
-        limit = max(TRANSIENT_FACTOR * tolerance.loss, chance(loss, tolerance.loss_null))
-        if abs(found.loss) > limit:
-            return _away("loss is", abs(found.loss), limit)
     gradient = finer * max((each.gradient for each in noise), default=0.0)
     limit = max(tolerance.gradient, min(NOTHING_LEFT, tolerance.gradient_null * gradient))
     zeros = f"; {percent(found.vanished)} of it is 0" if found.vanished > tolerance.loss else ""
@@ -194,6 +208,11 @@ def judge(
     if wrong:
         error = max(found.modules[path] for path in wrong)
         return _away(f"gradient of {named(wrong)} is", error, ALLOWED_OF_MODULE) + zeros
+    if found.loss is not None:
+        loss = finer * max((abs(each.loss or 0.0) for each in noise), default=0.0)
+        limit = max(TRANSIENT_FACTOR * tolerance.loss, chance(loss, tolerance.loss_null))
+        if abs(found.loss) > limit:
+            return _away(_LOSS_IS, abs(found.loss), limit)
     return ""
 
 

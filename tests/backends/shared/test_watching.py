@@ -21,7 +21,7 @@ def log(action: Any = "warn", every: int = 50) -> CheckLog:
 
 def failed(checks: CheckLog, update: int, size: int = 8) -> bool:
     step = WatchedStep(update, 8, 8, problem=FAULT)
-    return checks.is_second_fault(step, size, failed=True, overflowed=False)
+    return checks.is_second_fault(step, size, failed=True, repeats=True, overflowed=False)
 
 
 def nothing_kept(paths: tuple[str, ...]) -> None:
@@ -29,7 +29,8 @@ def nothing_kept(paths: tuple[str, ...]) -> None:
 
 
 def passed(checks: CheckLog, update: int, *, overflowed: bool = False) -> bool:
-    return checks.is_second_fault(WatchedStep(update, 8, 8), 8, failed=False, overflowed=overflowed)
+    step = WatchedStep(update, 8, 8)
+    return checks.is_second_fault(step, 8, failed=False, repeats=False, overflowed=overflowed)
 
 
 def test_the_second_fault_in_a_row_is_to_be_acted_on() -> None:
@@ -39,6 +40,20 @@ def test_the_second_fault_in_a_row_is_to_be_acted_on() -> None:
     assert not failed(checks, 51)
     assert failed(checks, 61)
     assert [each.updates for each in checks.steps] == [1, 11, 51]
+
+
+def test_losses_off_to_both_sides_are_no_fault_that_lasts() -> None:
+    checks = log()
+
+    def loss_off(update: int, loss: float) -> bool:
+        step = WatchedStep(update, 8, 8, loss=loss, problem="its loss is away from float32's")
+        again = checks.repeats(step)
+        return checks.is_second_fault(step, 8, failed=True, repeats=again, overflowed=False)
+
+    acted = [loss_off(1 + 10 * i, loss) for i, loss in enumerate((0.024, -0.02, 0.03, 0.03))]
+    assert acted == [False, False, False, True]
+    assert not loss_off(101, 0.024)
+    assert loss_off(111, -0.9)
 
 
 def test_a_check_follows_soon_where_one_failed_or_overflowed() -> None:

@@ -100,6 +100,18 @@ def test_a_gradient_that_is_rounding_alone_is_not_missed() -> None:
     assert judge(found, [replace(HEALTHY, modules={"bias": 0.01})], STRICT)
 
 
+def test_only_losses_off_to_both_sides_are_another_fault() -> None:
+    loss = WatchedStep(1, 8, 8, loss=0.03, problem=judge(replace(HEALTHY, loss=0.03), (), STRICT))
+    other = replace(loss, loss=-0.03)
+    wrong = replace(other, problem=judge(replace(HEALTHY, loss=-0.03, gradient=0.8), (), STRICT))
+    assert loss.repeats(None)
+    assert loss.repeats(loss)
+    assert not other.repeats(loss)
+    assert wrong.repeats(loss)
+    assert replace(other, loss=-0.5).repeats(loss)
+    assert not replace(loss, problem="").repeats(None)
+
+
 def test_few_modules_are_named() -> None:
     assert named(["a", "", "c", "d", "e"]) == "a, the model's own code, c and 2 more"
 

@@ -86,8 +86,13 @@ class Watch:
         )
         step = check.made(WatchedStep(self.updates))
         self._log.note_loss(check.loss)
-        failed = bool(step.problem)
-        if self._log.is_second_fault(step, size, failed=failed, overflowed=check.overflowed):
+        if self._log.is_second_fault(
+            step,
+            size,
+            failed=bool(step.problem),
+            repeats=self._log.repeats(step),
+            overflowed=check.overflowed,
+        ):
             applied = vars(model)[RECIPE_ATTRIBUTE]
 
             def keep(paths: tuple[str, ...]) -> None:

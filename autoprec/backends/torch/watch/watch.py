@@ -169,9 +169,13 @@ class Watch:
                 floor=self._log.floor,
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
-            failed = any(self._of_all_ranks(bool(step.problem)))
+            found = self._of_all_ranks((bool(step.problem), self._log.repeats(step)))
             acts = self._log.is_second_fault(
-                step, call.size, failed=failed, overflowed=check.overflowed
+                step,
+                call.size,
+                failed=any(failed for failed, _ in found),
+                repeats=any(repeats for _, repeats in found),
+                overflowed=check.overflowed,
             )
             if acts:
                 modules = check.mending(
