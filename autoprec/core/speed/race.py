@@ -112,6 +112,9 @@ def known_finalist(
 
 
 def _with_rate(outcome: Outcome, rate: float) -> Outcome:
-    """Return the outcome at another rate; the difference counts as the machine's drift."""
-    assert outcome.measurement is not None
-    return replace(outcome, drift=outcome.measurement.samples_per_second / rate)
+    """Return the outcome at another rate."""
+    measured = outcome.measurement
+    assert measured is not None
+    longer = measured.samples_per_second / rate
+    steps = {name: longer * getattr(measured, name) for name in ("step_seconds", "low", "high")}
+    return replace(outcome, measurement=replace(measured, **steps))
