@@ -138,8 +138,8 @@ class Terminal:
                 self._told += 1
                 self._say(_trial_line(event, self._show_speeds, self._weights_in))
                 left = self._status_line.seconds_left()
-                if self._told == 1 and left is not None:
-                    self._say(f"  {time_left_text(left)} in all", "dim")
+                if self._told == 1 and left:
+                    self._say(f"  {time_left_text(left)}", "dim")
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 name = event.recipe.policy.name_with(self._weights_in)

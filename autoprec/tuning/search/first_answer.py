@@ -34,5 +34,5 @@ def first_answer(search: SearchResult, policies: Collection[Policy] = ()) -> str
     if recipe.effective_batch != search.baseline.effective_batch or not plain:
         ratio = about_times(leader.rate / baseline.rate)
         said.append(f"about {ratio} the samples/s of {describe_batch_of(search.baseline)}")
-    how_fast = " and ".join(said) or "which nothing outruns"
+    how_fast = " and ".join(said) or f"the fastest of {len(trials.history)} tried"
     return f"so far: {name}, {how_fast}, by a short timing; neither raced nor proven yet"
