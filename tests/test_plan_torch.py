@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from autoprec.cli import main
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.dtypes import DType
+from autoprec.measurement_cache import FOLDER_VARIABLE, TimedDevice, remember
+from autoprec.probing import probe_here
 
 Planned = Callable[..., str]
 
@@ -88,3 +92,20 @@ def test_wide_layers_on_an_a100_may_gain(planned: Planned) -> None:
     assert "little" not in expected(said)
     assert "by mixed_bfloat16" in expected(said)
     assert "every matrix dimension is a multiple of" in said
+
+
+def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = ("--policies", "float32,mixed_bfloat16")
+    assert "cannot be said" in expected(planned(WIDE, "cpu", *words))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+    machine = probe_here(device="cpu")
+    version = next(each.version for each in machine.frameworks if each.name == "torch")
+    products = (Product(DType.FLOAT32, gflops=100.0), Product(DType.BFLOAT16, gflops=300.0))
+    measured = Measurements("torch", products, 20.0, date="2026-11-24")
+    fingerprint = machine.devices[0].facts.fingerprint
+    remember(TimedDevice(fingerprint, "torch", version, measured))
+    said = expected(planned(WIDE, "cpu", *words))
+    assert "cannot be said" not in said
+    assert "by mixed_bfloat16: float32 takes at least" in said
