@@ -92,7 +92,7 @@ class _Bound:
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         result = self.own["prepare"](*args, **kwargs)
-        for each in result if isinstance(result, tuple) else (result,):
+        for each in result if isinstance(result, tuple | list) else (result,):
             if self.loop.attached is None and hasattr(each, "named_modules"):
                 _attach(self.loop, each)  # FSDP2 does without prepare_model
         return result
