@@ -43,6 +43,22 @@ loss_fn = nn.functional.mse_loss
 BATCH_SIZE = 2048
 """
 
+RAGGED = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+
+def build_data(batch_size):
+    for step in range(70):
+        x = torch.randn(batch_size, 50 if step >= {long_from} else 2, 8)
+        yield x, x.sum(-1, keepdim=True)
+
+loss_fn = nn.functional.mse_loss
+BATCH_SIZE = 16
+"""
+
 
 @pytest.fixture
 def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Planned:
@@ -88,3 +104,13 @@ def test_wide_layers_on_an_a100_may_gain(planned: Planned) -> None:
     assert "little" not in expected(said)
     assert "by mixed_bfloat16" in expected(said)
     assert "every matrix dimension is a multiple of" in said
+
+
+def test_memory_is_that_of_the_longest_batches_wherever_they_are(planned: Planned) -> None:
+    def needed(long_from: int) -> float:
+        plan = json.loads(planned(RAGGED.format(long_from=long_from), "a100", "--json"))
+        return float(plan["memory"]["bytes_per_sample"])
+
+    always = needed(0)
+    assert needed(66) == pytest.approx(always, rel=0.1)
+    assert needed(70) < 0.1 * always
