@@ -47,6 +47,22 @@ loss_fn = nn.functional.mse_loss
 BATCH_SIZE = 2048
 """
 
+RAGGED = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+
+def build_data(batch_size):
+    for step in range(70):
+        x = torch.randn(batch_size, 50 if step >= {long_from} else 2, 8)
+        yield x, x.sum(-1, keepdim=True)
+
+loss_fn = nn.functional.mse_loss
+BATCH_SIZE = 16
+"""
+
 
 @pytest.fixture
 def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Planned:
@@ -109,3 +125,13 @@ def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
     said = expected(planned(WIDE, "cpu", *words))
     assert "cannot be said" not in said
     assert "by mixed_bfloat16: float32 takes at least" in said
+
+
+def test_memory_is_that_of_the_longest_batches_wherever_they_are(planned: Planned) -> None:
+    def needed(long_from: int) -> float:
+        plan = json.loads(planned(RAGGED.format(long_from=long_from), "a100", "--json"))
+        return float(plan["memory"]["bytes_per_sample"])
+
+    always = needed(0)
+    assert needed(66) == pytest.approx(always, rel=0.1)
+    assert needed(70) < 0.1 * always

@@ -333,6 +333,7 @@ def plan_memory(task: TaskFacts, batch: int, available: int | None) -> MemoryPla
     """Predict the memory of a float32 step; None where what it keeps was not counted.
 
     `available` are the bytes that may be used, None for the sizes that accelerators are sold with.
+    Where batches differ in shape, it is the memory of the longest.
     """
     if not task.saved_bytes_per_sample:
         return None
@@ -340,6 +341,7 @@ def plan_memory(task: TaskFacts, batch: int, available: int | None) -> MemoryPla
     update = _UPDATE_COPIES * task.trainable_bytes
     largest = max((kernel.bytes_per_sample for kernel in task.kernels), default=0.0)
     growing = task.saved_bytes_per_sample + _UNSAVED_OPERANDS_SHARE * largest
+    growing *= max(1.0, task.most_saved_bytes_per_sample / task.saved_bytes_per_sample)
     limits = [available] if available else [size * GIB for size in COMMON_MEMORY_GIB]
     fits = tuple(
         Fitting(limit, int((limit - fixed) / growing) if limit > fixed + update else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,6 +184,18 @@ def test_memory_is_predicted_by_the_larger_of_backward_pass_and_update() -> None
     tight = plan_memory(facts, 1, 50 * MIB)
     assert tight is not None
     assert tight.fits[0].batch == 0
+
+
+def test_memory_is_that_of_the_longest_batches() -> None:
+    facts = task(Kernel(0.0, 3 * MIB, 0), saved_bytes_per_sample=2 * MIB)
+    alike, ragged = (
+        plan_memory(each, 10, GIB)
+        for each in (facts, replace(facts, most_saved_bytes_per_sample=6.0 * MIB))
+    )
+    assert alike is not None
+    assert ragged is not None
+    assert ragged.peak_bytes == 3 * alike.peak_bytes == 3 * 40 * MIB
+    assert ragged.fits[0].batch == 1024 // 12
 
 
 def test_memory_is_not_predicted_where_what_is_kept_was_not_counted() -> None:

@@ -45,6 +45,8 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn
 
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
+_AFTER_HOOKS = "autoprec-after-hooks"  # a name that no hook of torch's has
+
 ENTERED: list[Any] = []
 """What looks at the models that are called inside `precision.autocast()` (`SecondModels`)."""
 
@@ -160,9 +162,26 @@ class Float32Outputs(ForwardWrapper):
             result = results_to_float32(result, self.named)
         if not is_compiling:
             CACHED_CASTS.after_call()
+            if self.module._forward_hooks:
+                self._cast_after_hooks()
             if ENTERED:
                 ENTERED[-1].note_return()
         return result
+
+    def _cast_after_hooks(self) -> None:
+        """Cast what hooks of the user's own make of the outputs, by a hook after all of them.
+
+        torch lists a module's hooks when its forward has returned.
+        """
+        hooks: dict[Any, Any] = self.module._forward_hooks
+        hooks.pop(_AFTER_HOOKS, None)
+        if hooks:
+            hooks[_AFTER_HOOKS] = self._after_hooks
+
+    def _after_hooks(self, module: nn.Module, args: Any, result: Any) -> Any:
+        """Cast up, and go."""
+        module._forward_hooks.pop(_AFTER_HOOKS, None)
+        return results_to_float32(result, self.named)
 
 
 class AutocastCalls(ForwardWrapper):
@@ -200,10 +219,14 @@ def own_autocast_is(model: nn.Module, is_on: bool) -> Iterator[None]:
 
 
 class NotedCall:
-    """Calls what torch.compile made of a model, and notes its return as `Float32Outputs` does."""
+    """Calls what torch.compile made of a model, and notes its return as `Float32Outputs` does.
+
+    Hooks of the user's own are in what is compiled, and their results are cast up here.
+    """
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
         self.compiled = compiled
+        self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled model."""
@@ -214,7 +237,7 @@ class NotedCall:
         CACHED_CASTS.after_call()
         if ENTERED:
             ENTERED[-1].note_return()
-        return result
+        return results_to_float32(result, self.named)
 
 
 def make_islands(
