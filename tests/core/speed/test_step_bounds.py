@@ -145,6 +145,20 @@ def test_where_peaks_or_kernels_are_not_known_nothing_is_estimated() -> None:
     assert said.endswith("no peak of this device in float32: by default one bfloat16 pass")
 
 
+def test_without_peaks_what_products_gained_on_such_a_device_is_the_most_there_is() -> None:
+    def said(ratio: float) -> str:
+        fast = {DType.BFLOAT16: DTypeFact(Support.NATIVE, family_ratio=ratio)}
+        found = explain_expectation((), gpu(dtypes=fast), task(SUM), list(Policy))
+        return " ".join(found)
+
+    assert said(6.0) == (
+        "at most about 6x by mixed_bfloat16: bfloat16 products were measured at 6x float32's on "
+        "another a GPU. How much of a step they are cannot be said without measuring: the "
+        "catalogue has no peak of this device in float32"
+    )
+    assert said(1.2).startswith("at most about 2x by mixed_bfloat16: bfloat16 products were")
+
+
 def test_where_no_policy_is_left_the_catalogues_reasons_are_said() -> None:
     slow = DTypeFact(Support.EMULATED, reason="no Tensor Cores")
     old = gpu(dtypes={DType.FLOAT16: slow, DType.BFLOAT16: slow})

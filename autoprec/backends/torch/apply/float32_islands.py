@@ -22,8 +22,9 @@ found in `output_layers`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
     class_forward,
     install_wrapper,
+    wrappers_on,
 )
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.nested_tensors import in_full_precision, to_float32
@@ -190,11 +192,31 @@ class AutocastCalls(ForwardWrapper):
         super().__init__(module)
         self.device_type = device_type
         self.dtype = dtype
+        self.is_on = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under autocast."""
-        with torch.autocast(self.device_type, self.dtype):
+        with torch.autocast(self.device_type, self.dtype, enabled=self.is_on):
             return self.call(*args, **kwargs)
+
+
+def own_autocast(model: nn.Module) -> AutocastCalls | None:
+    """Return what runs a model under autocast wherever it is called; None where its loop does."""
+    return next((each for each in wrappers_on(model) if isinstance(each, AutocastCalls)), None)
+
+
+@contextlib.contextmanager
+def own_autocast_is(model: nn.Module, is_on: bool) -> Iterator[None]:
+    """Let a model that runs under autocast by itself do so inside, or not."""
+    own = own_autocast(model)
+    if own is None:
+        yield
+        return
+    own.is_on = is_on
+    try:
+        yield
+    finally:
+        own.is_on = True
 
 
 class NotedCall:
