@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ def describe(
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
+    most_saved = 0.0
+    for index in seen.largest() if seen.varies else ():
+        longest = move(seen.kept[index], device)
+        held, _ = try_to_measure(partial(saved_bytes, task, model, longest, seed))
+        most_saved = max(most_saved, (held or 0) / found.count(longest))
     judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
     splitting = splittable(
         task, model, judged, found, seed, device=device, report=report, autocasts=bool(autocasts)
@@ -106,6 +112,7 @@ def describe(
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=(saved or 0) / samples,
+        most_saved_bytes_per_sample=most_saved,
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
