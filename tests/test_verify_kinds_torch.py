@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from autoprec import verify
 from autoprec.core.dtypes import Policy
@@ -88,13 +90,17 @@ def verified(
     """Verify a profile that says "equal" of 12 steps, or of so many; return result and verdict."""
     monkeypatch.setattr(verification, "_time_again", lambda *_: ())
 
-    def run(recipe: Recipe, steps: int = 12, **parts: Any) -> tuple[str, Verdict]:
+    def run(
+        recipe: Recipe, steps: int = 12, checkpoint: Path | None = None, **parts: Any
+    ) -> tuple[str, Verdict]:
         task = tmp_path / "model.py"
         task.write_text(TASK.format(**{**DENSE, **parts}))
         profile = load_profile(write_profile(recipe, "torch"))
         stated = Verdict("equal", "trains like float32", steps=steps, most_steps=steps)
         evidence = replace(profile.evidence, parity=stated)
-        found = verify(replace(profile, evidence=evidence), task, device="cpu")
+        found = verify(
+            replace(profile, evidence=evidence), task, device="cpu", checkpoint=checkpoint
+        )
         (numerics,) = [claim.result for claim in found.claims if claim.name == "numerics"]
         assert found.parity is not None
         return numerics, found.parity
@@ -108,6 +114,15 @@ def test_dropout_between_convolutions_draws_alike_in_every_layout(verified: Veri
     assert result == "holds", verdict.reason
 
 
+def test_a_generator_of_the_tasks_own_draws_alike_in_every_run(verified: Verified) -> None:
+    result, verdict = verified(
+        BFLOAT16,
+        between="x.relu() * (torch.rand(x.shape, generator=DRAWS) > 0.5)",
+        after="DRAWS = torch.Generator().manual_seed(5)",
+    )
+    assert result == "holds", verdict.reason
+
+
 def test_modules_that_raise_hold_where_the_profile_keeps_them_in_float32(
     verified: Verified,
 ) -> None:
@@ -116,6 +131,25 @@ def test_modules_that_raise_hold_where_the_profile_keeps_them_in_float32(
     assert "raises" in verdict.reason
     kept = Recipe(Policy.MIXED_BFLOAT16, 32, float32_modules=("raising",))
     assert verified(kept, between="self.raising(x)")[0] == "holds"
+
+
+def test_what_breaks_late_fails_from_the_weights_of_a_checkpoint(
+    verified: Verified, tmp_path: Path
+) -> None:
+    between = "(x - self.first.bias).relu()"
+    assert verified(BFLOAT16, between=between)[0] == "holds"
+    first, last = nn.Linear(16, 32), nn.Linear(32, 2)
+    nn.init.constant_(first.bias, 4096.0)
+    names = {"first": first, "last": last}
+    torch.save(nn.ModuleDict(names).state_dict(), tmp_path / "late.pt")
+    result, verdict = verified(BFLOAT16, checkpoint=tmp_path / "late.pt", between=between)
+    assert result == "fails", verdict.reason
+
+
+def test_numbers_far_from_zero_between_layers_fail(verified: Verified) -> None:
+    result, verdict = verified(BFLOAT16, between="((x + 4096.0) - 4096.0).relu()")
+    assert result == "fails"
+    assert verdict.verdict in ("drift", "rejected"), verdict.reason
 
 
 def test_losses_that_end_near_zero_are_told_as_such(verified: Verified) -> None:

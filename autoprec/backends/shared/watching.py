@@ -119,7 +119,7 @@ class CheckLog:
         advice = f"keep {named(modules)} in float32: float32_modules in the profile"
         if not modules:
             advice = "no few modules in float32 mend that, so train in float32"
-        advice += ', or apply_profile(..., watch="float32")'
+        advice += ', or say watch="float32" where the profile is applied'
         if self._action == "raise":
             raise AutoprecError(f"{self._fault(step)}. To go on, {advice}. {_WHERE}")
         self._warn(f"{self._fault(step)}. It may not train as float32 does; {advice}")
