@@ -32,6 +32,7 @@ NAMES = {
     "numerics_keras": "numerics (Keras)",
     "loss_constants": "a constant in the loss",
     "proof_costs": "what a proof costs",
+    "watched": "checks during training",
     "islands": "speed kept by islands",
     "soak": "faults",
     "fuzz": "malformed files",

@@ -24,6 +24,7 @@ from benchmarks.report.proof import (
     numerics,
     proof_costs,
     soak,
+    watched,
 )
 from benchmarks.report.search import (
     COUNTED_ONCE_SINCE,
@@ -142,6 +143,7 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
         constants,
     ),
     ("What a proof costs", "proof_costs", "json", "numerics.proof_costs", proof_costs),
+    ("Checks during training", "watched", "json", "numerics.watched", watched),
     ("Speed kept by islands", "islands", "json", "numerics.islands_speed", islands),
     ("Faults: the soak", "soak", "json", "faults.soak", soak),
     ("Malformed files: the fuzzers", "fuzz", "json", "faults.fuzz", fuzz),

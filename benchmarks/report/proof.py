@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.numerics.proof_costs import paired
+from benchmarks.numerics.watched import table as watched_table
 from benchmarks.numerics.zoo_tables import constants_table, share
 from benchmarks.profiles import newcomer_rows
 from benchmarks.report.latest import head_of, machine_name, other_runs, where
@@ -103,6 +104,22 @@ def proof_costs(path: Path) -> Iterator[str]:
             f"(`{smaller.name}`) judged otherwise than with both at batch {found['batch']}: "
             f"{_differing(paired(found['rows'], less['rows']))}."
         )
+
+
+def watched(path: Path) -> Iterator[str]:
+    """The alarms of checks during training, of healthy trainings and of broken ones."""
+    found = json.loads(path.read_text())
+    yield (
+        f"{where(found)}, seed {found['seed']}: {found['updates']} updates each, every "
+        f"{found['every']}th checked. An alarm is a fault in two checks in a row."
+    )
+    yield ""
+    lines = list(watched_table(found["rows"]))
+    yield from (line for line in lines if line.startswith("|"))
+    yield ""
+    yield from (f"- {line.strip()}" for line in lines if not line.startswith("|"))
+    if "note" in found:
+        yield f"- {found['note']}"
 
 
 KIND = ("zoo", "policy", "verdict")
