@@ -132,14 +132,17 @@ class Search:
             self._report_trial(history, settled, outcome)
 
     def _left_out(self, history: Sequence[Outcome], *, out_of_time: bool) -> tuple[str, ...]:
-        """Return what the search did not try for lack of time."""
-        if out_of_time:
-            return ("recipes the search had no time to try",)
+        """Return what the search did not try: for lack of time, or of trials."""
+        said = []
+        if missing := _policies_not_compared(self._space, history):
+            said.append(f"{' and '.join(missing)} at a batch that the other policies ran at")
         most = self._job.deadline.longest_step * max(outcome.rate for outcome in history)
         tried = {int(outcome.point[BATCH]) for outcome in history}
-        if any(size > most for size in self._space.batch_sizes if size not in tried):
-            return ("batches whose steps are too long to be proven in the time",)
-        return ()
+        if out_of_time:
+            said.append("recipes the search had no time to try")
+        elif any(size > most for size in self._space.batch_sizes if size not in tried):
+            said.append("batches whose steps are too long to be proven in the time")
+        return tuple(said)
 
     def _time_limit_reached(self) -> Stop | None:
         """Say which limit has ended the search; None while there is time."""
@@ -228,6 +231,15 @@ class Search:
             said = describe_gain(baseline, (*history, outcome))
             if said:
                 self._job.listener(Note(said))
+
+
+def _policies_not_compared(space: Space, history: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return the policies without a trial at the batch at which most of them have one."""
+    tried: dict[int, set[str]] = {}
+    for outcome in history:
+        tried.setdefault(int(outcome.point[BATCH]), set()).add(str(outcome.point["policy"]))
+    compared = max(tried.values(), key=len, default=set())
+    return tuple(each.value for each in space.policies if each.value not in compared)
 
 
 def _decide(

@@ -134,11 +134,13 @@ def recurrent() -> Any:
 
 
 def application() -> Any:
-    """A network of keras.applications with a head; its inputs come prepared."""
-    base = keras.applications.MobileNet(
-        (32, 32, 3), alpha=0.25, include_top=False, weights=None, pooling="avg"
-    )
-    return keras.Model(base.inputs[0], softmax()(layers.Dense(4)(base.output)))
+    """The first blocks of a network of keras.applications, of every layer that it has, and a head.
+
+    Its inputs come prepared.
+    """
+    base = keras.applications.MobileNet((32, 32, 3), alpha=0.25, include_top=False, weights=None)
+    features = layers.GlobalAveragePooling2D()(base.get_layer("conv_pw_3_relu").output)
+    return keras.Model(base.inputs[0], softmax()(layers.Dense(4)(features)))
 
 
 def vectors(seed: int, width: int = 8) -> Any:

@@ -21,6 +21,7 @@ from tests.core.speed.machines import (
     at,
     measured,
     ran,
+    true_rate,
 )
 
 
@@ -77,3 +78,17 @@ def test_of_equal_gains_the_first_is_looked_for():
     other = {**found, "memory_format": "another"}
     assert model.predict(other) == model.predict(found)
     assert found["memory_format"] == "channels_last"
+
+
+def test_of_the_fastest_one_thing_is_changed_at_a_time():
+    """All that was never tried at once has the widest prediction, and tells of nothing alone."""
+    knobs = dict.fromkeys(("fused_optimizer", "cudnn_benchmark"), (False, True))
+    space = replace(TWO, memory_formats=("contiguous", "channels_last"), knobs=knobs)
+    base = at(**dict.fromkeys(knobs, False))
+    history, changed = [], []
+    while isinstance(decision := next_point(space, base, history, LIMITS), Next):
+        if decision.reason.startswith("expected gain"):
+            fastest = max(history, key=lambda outcome: outcome.rate).point
+            changed.append(sum(decision.point[name] != value for name, value in fastest.items()))
+        history.append(measured(decision.point, true_rate(decision.point)))
+    assert changed[:3] == [1, 1, 1]

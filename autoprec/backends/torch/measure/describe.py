@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,11 +76,8 @@ def describe(
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
-    most_saved = 0.0
-    for index in seen.largest() if seen.varies else ():
-        longest = move(seen.kept[index], device)
-        held, _ = try_to_measure(partial(saved_bytes, task, model, longest, seed))
-        most_saved = max(most_saved, (held or 0) / found.count(longest))
+    longest = [seen.kept[index] for index in seen.largest()] if seen.varies else []
+    most_saved = max((_saved_each(task, model, found, each, seed) for each in longest), default=0.0)
     judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
     splitting = splittable(
         task, model, judged, found, seed, device=device, report=report, autocasts=bool(autocasts)
@@ -133,6 +129,13 @@ def describe(
         units=tuple(_units(model, counted)),
         warnings=(*_warnings(model, batch, found), *seen.warnings(), *splitting.warnings()),
     )
+
+
+def _saved_each(task: Task, model: nn.Module, samples: Samples, given: Any, seed: int) -> float:
+    """Return the bytes that the forward pass keeps of each sample of a batch; 0: not counted."""
+    device = str(next(model.parameters()).device)
+    found, _ = try_to_measure(lambda: saved_bytes(task, model, move(given, device), seed))
+    return (found or 0) / samples.count(given)
 
 
 def _time_one_step(

@@ -110,15 +110,16 @@ def test_training_by_the_profile_says_nothing(recipe):
         with apply_profile(recipe):
             compiled(Subclassed()).fit(*data(32), batch_size=8, verbose=0)
 
-    def by_two_optimizers():
-        model = Pair()
-        model.compile(keras.optimizers.Adam(), keras.optimizers.SGD(0.01))
-        with apply_profile(BFLOAT16, model=model):
-            model.fit(data(32)[0], batch_size=8, verbose=0)
-
-    for train in (by_model, by_loop, by_global, by_two_optimizers):
+    for train in (by_model, by_loop, by_global):
         assert said(train) == []
     assert "apply" not in vars(keras.optimizers.Optimizer)
+
+
+def test_nor_does_training_with_two_optimizers():
+    model = Pair()
+    model.compile(keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.01))
+    with apply_profile(BFLOAT16, model=model):
+        assert said(lambda: model.fit(data(32)[0], batch_size=8, verbose=0)) == []
 
 
 def test_a_float32_profile_has_nothing_to_say():

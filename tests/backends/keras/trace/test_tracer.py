@@ -33,9 +33,20 @@ def with_dropout():
     )
 
 
-def tracer(build_model=softmax_net, build_data=lambda n: data(64), **more):
+def tracer(build_model=softmax_net, build_data=lambda n: data(64), seed=0, **more):
     given = Task(name="task.py", build_model=build_model, build_data=build_data, **more)
-    return KerasBackend().tracer(given, device="cpu", seed=0, report=lambda *_: None)
+    return KerasBackend().tracer(given, device="cpu", seed=seed, report=lambda *_: None)
+
+
+def eager_tracer(build_model=softmax_net, **more):
+    """Of models whose few steps run without a graph, whose making takes longer than they do."""
+
+    def build():
+        model = build_model()
+        model.run_eagerly = True
+        return model
+
+    return tracer(build, **more)
 
 
 @pytest.mark.parametrize("model", [with_dropout, lambda: compiled(OwnTrainStep())])
@@ -55,7 +66,7 @@ def test_float32_compared_with_itself_is_equal(model):
 
 
 def test_steps_of_a_larger_batch_are_compared_at_the_weights_of_a_smaller_one():
-    traced = tracer(with_dropout)
+    traced = eager_tracer(with_dropout)
     run = traced.reference(batch_size=4, steps=4, checkpoints=(0, 3), compared_batch=16)
     small = traced.trajectory(recipe=Recipe(batch_size=4), seed=0, steps=4)
     assert small.losses == pytest.approx(run.losses, rel=1e-6)
@@ -66,7 +77,7 @@ def test_steps_of_a_larger_batch_are_compared_at_the_weights_of_a_smaller_one():
 
 
 def test_bfloat16_deviates_a_little_and_noise_is_its_measure():
-    traced = tracer(with_dropout)
+    traced = eager_tracer(with_dropout)
     traced.reference(batch_size=8, steps=3, checkpoints=(0, 2))
     compared = traced.compare_steps(recipe=BF16)
     assert [point.step for point in compared] == [0, 2]
@@ -96,7 +107,7 @@ def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
 
 
 def test_noise_and_seeds_change_a_trajectory_and_repeats_do_not():
-    traced = tracer(with_dropout)
+    traced = eager_tracer(with_dropout)
     first, same, noisy, other = (
         traced.trajectory(recipe=FLOAT32, seed=seed, steps=3, noisy=noise).losses
         for seed, noise in ((1, False), (1, False), (1, True), (2, False))
@@ -111,25 +122,25 @@ def test_float16_trajectories_report_skips_and_scales():
     recipe = Recipe(
         policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**40)
     )
-    run = tracer().trajectory(recipe=recipe, seed=0, steps=3)
+    run = eager_tracer().trajectory(recipe=recipe, seed=0, steps=3)
     assert run.skipped == (0, 1, 2)
     assert run.scales == (2.0**39, 2.0**38, 2.0**37)
     tuned = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**10))
-    traced = tracer()
+    traced = eager_tracer()
     traced.reference(batch_size=8, steps=1, checkpoints=(0,))
     (point,) = traced.compare_steps(recipe=tuned)
     assert point.gradient_error < 0.02
 
 
 def test_a_trajectory_with_accumulation_averages_its_micro_batches():
-    traced = tracer()
+    traced = eager_tracer()
     whole = traced.trajectory(recipe=Recipe(batch_size=16), seed=0, steps=3)
     halves = traced.trajectory(recipe=Recipe(batch_size=8, accumulation_steps=2), seed=0, steps=3)
     assert halves.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_a_run_ends_when_its_time_is_up_and_evaluate_is_asked():
-    traced = tracer(evaluate=lambda model: 0.5)
+    traced = eager_tracer(evaluate=lambda model: 0.5)
     run = traced.trajectory(recipe=FLOAT32, seed=0, steps=1000, seconds=0.5)
     assert 0 < len(run.losses) < 1000
     assert run.metric == 0.5
@@ -137,13 +148,12 @@ def test_a_run_ends_when_its_time_is_up_and_evaluate_is_asked():
 
 def test_comparing_needs_a_reference():
     with pytest.raises(UsageError, match="reference"):
-        tracer().compare_steps(recipe=BF16)
+        eager_tracer().compare_steps(recipe=BF16)
 
 
 def test_a_tracers_seed_changes_weights():
     def losses(build_data, seed):
-        given = Task(name="task.py", build_model=softmax_net, build_data=build_data)
-        traced = KerasBackend().tracer(given, device="cpu", seed=seed, report=lambda *_: None)
+        traced = eager_tracer(build_data=build_data, seed=seed)
         run = traced.reference(batch_size=8, steps=2, checkpoints=(0,))
         (point,) = traced.compare_steps(recipe=FLOAT32)
         assert point.loss == pytest.approx(run.losses[0], rel=1e-6)
@@ -155,7 +165,7 @@ def test_a_tracers_seed_changes_weights():
 
 
 def test_a_large_model_keeps_the_checkpoints_that_there_is_memory_for(monkeypatch):
-    traced = tracer()
+    traced = eager_tracer()
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
     assert [point.step for point in traced.compare_steps(recipe=FLOAT32)] == [0, 1, 3]
     size = sum(value.nbytes for value in traced._checkpoints[0].state)
@@ -177,7 +187,7 @@ def test_no_model_is_kept_when_a_trace_ends_or_fails(monkeypatch):
     def fail(model):
         raise RuntimeError("the user's own")
 
-    traced = tracer(evaluate=fail)
+    traced = eager_tracer(evaluate=fail)
     with pytest.raises(RuntimeError, match="own"):
         traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     assert built == closed
@@ -197,7 +207,7 @@ def test_a_model_that_is_built_differently_each_time_still_starts_the_same():
         model.set_weights([random.normal(size=w.shape) for w in model.get_weights()])
         return model
 
-    traced = tracer(build)
+    traced = eager_tracer(build)
     first, again, other = (
         traced.trajectory(recipe=FLOAT32, seed=seed, steps=3).losses for seed in (0, 0, 1)
     )
@@ -212,7 +222,7 @@ def test_a_layer_that_models_share_starts_each_run_untrained():
         layers = [keras.layers.Input((8,)), shared, keras.layers.Dense(4, activation="softmax")]
         return compiled(keras.Sequential(layers))
 
-    traced = tracer(build)
+    traced = eager_tracer(build)
     losses = [traced.trajectory(recipe=FLOAT32, seed=0, steps=3).losses for _ in range(2)]
     assert losses[0] == losses[1]
 
@@ -244,12 +254,12 @@ def test_scales_are_told_where_a_model_holds_its_optimizers_itself():
         return model
 
     recipe = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
-    run = tracer(build).trajectory(recipe=recipe, seed=0, steps=2)
+    run = eager_tracer(build).trajectory(recipe=recipe, seed=0, steps=2)
     assert run.scales == (2.0**10, 2.0**10)
 
 
 def test_batches_of_another_size_are_forgotten():
-    traced = tracer()
+    traced = eager_tracer()
     for size in (8, 4):
         traced.reference(batch_size=size, steps=1, checkpoints=())
         assert list(traced._streams) == [(size, 0)]
