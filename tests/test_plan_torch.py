@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from autoprec.cli import main
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.dtypes import DType
+from autoprec.measurement_cache import FOLDER_VARIABLE, TimedDevice, remember
+from autoprec.probing import probe_here
 
 Planned = Callable[..., str]
 
@@ -40,7 +44,23 @@ def build_data(batch_size):
         yield torch.randn(batch_size, 512), torch.randn(batch_size, 512)
 
 loss_fn = nn.functional.mse_loss
-BATCH_SIZE = 2048
+BATCH_SIZE = {batch}
+"""
+
+RAGGED = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+
+def build_data(batch_size):
+    for step in range(70):
+        x = torch.randn(batch_size, 50 if step >= {long_from} else 2, 8)
+        yield x, x.sum(-1, keepdim=True)
+
+loss_fn = nn.functional.mse_loss
+BATCH_SIZE = 16
 """
 
 
@@ -71,20 +91,47 @@ def test_three_convolutions_on_a_v100_are_bound_by_launches(planned: Planned) ->
 
 
 def test_many_small_images_on_a_v100_are_bound_by_memory(planned: Planned) -> None:
-    plan = json.loads(planned(SMALL_IMAGES.format(batch=1024), "v100", "--json"))
-    float32, mixed = [e for e in plan["estimates"] if e["batch"] == 1024]
+    plan = json.loads(planned(SMALL_IMAGES.format(batch=256), "v100", "--json"))
+    float32, mixed = [e for e in plan["estimates"] if e["batch"] == 256]
     assert mixed["policy"] == "mixed_float16"
     assert float32["memory_seconds"] > 0.3 * float32["arithmetic_seconds"]
     assert 1 < mixed["at_most"] < 5  # of the 8 that the peaks promise
 
 
 def test_a_p100_has_no_tensor_cores(planned: Planned) -> None:
-    said = expected(planned(WIDE, "p100"))
+    said = expected(planned(WIDE.format(batch=256), "p100"))
     assert "nothing is to be expected: float16 is emulated (no Tensor Cores" in said
 
 
 def test_wide_layers_on_an_a100_may_gain(planned: Planned) -> None:
-    said = planned(WIDE, "a100")
+    said = planned(WIDE.format(batch=1024), "a100")
     assert "little" not in expected(said)
     assert "by mixed_bfloat16" in expected(said)
     assert "every matrix dimension is a multiple of" in said
+
+
+def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = ("--policies", "float32,mixed_bfloat16")
+    assert "cannot be said" in expected(planned(WIDE, "cpu", *words))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+    machine = probe_here(device="cpu")
+    version = next(each.version for each in machine.frameworks if each.name == "torch")
+    products = (Product(DType.FLOAT32, gflops=100.0), Product(DType.BFLOAT16, gflops=300.0))
+    measured = Measurements("torch", products, 20.0, date="2026-11-24")
+    fingerprint = machine.devices[0].facts.fingerprint
+    remember(TimedDevice(fingerprint, "torch", version, measured))
+    said = expected(planned(WIDE, "cpu", *words))
+    assert "cannot be said" not in said
+    assert "by mixed_bfloat16: float32 takes at least" in said
+
+
+def test_memory_is_that_of_the_longest_batches_wherever_they_are(planned: Planned) -> None:
+    def needed(long_from: int) -> float:
+        plan = json.loads(planned(RAGGED.format(long_from=long_from), "a100", "--json"))
+        return float(plan["memory"]["bytes_per_sample"])
+
+    always = needed(0)
+    assert needed(66) == pytest.approx(always, rel=0.1)
+    assert needed(70) < 0.1 * always

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+
+from tests.slow_marks import SlowMarks
 
 pytest_plugins = ["pytester"]
 
@@ -13,7 +18,7 @@ slow_marks.LIMIT_SECONDS = 0.05
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: of a test")
-    config.pluginmanager.register(slow_marks.SlowMarks({strict}))
+    config.pluginmanager.register(slow_marks.SlowMarks(True))
 """
 TESTS = """
 import os, subprocess, sys, time, pytest
@@ -39,16 +44,27 @@ def test_waiting():
 """
 
 
-@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 1)])
-def test_tests_without_the_mark_are_told_of(
-    strict: bool, code: int, pytester: pytest.Pytester
-) -> None:
-    pytester.makeconftest(CONFTEST.format(strict=strict))
+def test_tests_without_the_mark_are_told_of(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    assert result.ret == code
+    assert result.ret == 1
     said = result.stdout.str().partition("of processor time without `slow`")[2]
     assert "::test_here" in said
     assert "::test_in_a_child" in said
     assert "::test_marked" not in said
     assert "::test_waiting" not in said
+
+
+@pytest.mark.parametrize(
+    ("strict", "found", "ended", "code"),
+    [(True, True, 0, 1), (True, False, 0, 0), (True, True, 2, 2), (False, True, 0, 0)],
+)
+def test_they_fail_a_strict_run_that_passes_otherwise_and_no_other(
+    strict: bool, found: bool, ended: int, code: int
+) -> None:
+    marks = SlowMarks(strict)
+    marks.found = {"a test": 11.0} if found else {}
+    session: Any = SimpleNamespace(exitstatus=ended)
+    marks.pytest_sessionfinish(session, ended)
+    assert session.exitstatus == code

@@ -108,6 +108,15 @@ def test_dropout_between_convolutions_draws_alike_in_every_layout(verified: Veri
     assert result == "holds", verdict.reason
 
 
+def test_a_generator_of_the_tasks_own_draws_alike_in_every_run(verified: Verified) -> None:
+    result, verdict = verified(
+        BFLOAT16,
+        between="x.relu() * (torch.rand(x.shape, generator=DRAWS) > 0.5)",
+        after="DRAWS = torch.Generator().manual_seed(5)",
+    )
+    assert result == "holds", verdict.reason
+
+
 def test_modules_that_raise_hold_where_the_profile_keeps_them_in_float32(
     verified: Verified,
 ) -> None:
@@ -116,6 +125,12 @@ def test_modules_that_raise_hold_where_the_profile_keeps_them_in_float32(
     assert "raises" in verdict.reason
     kept = Recipe(Policy.MIXED_BFLOAT16, 32, float32_modules=("raising",))
     assert verified(kept, between="self.raising(x)")[0] == "holds"
+
+
+def test_numbers_far_from_zero_between_layers_fail(verified: Verified) -> None:
+    result, verdict = verified(BFLOAT16, between="((x + 4096.0) - 4096.0).relu()")
+    assert result == "fails"
+    assert verdict.verdict in ("drift", "rejected"), verdict.reason
 
 
 def test_losses_that_end_near_zero_are_told_as_such(verified: Verified) -> None:

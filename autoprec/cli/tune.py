@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autoprec.cli import tune_cluster, tune_plan
+from autoprec.cli import tune_cluster, tune_plan, tune_quick
 from autoprec.cli.launched import ranks_to_tune
 from autoprec.cli.stop_signals import stop_signals_interrupt
 from autoprec.errors import Interrupted, UsageError
@@ -32,6 +32,7 @@ examples:
                                                   a table of step times by batch and policy
   autoprec tune model.py --checkpoint last.pt     start from trained weights
   autoprec tune model.py --plan --device v100     what would be tried there, and what to expect
+  autoprec tune model.py --quick                  what leads after some seconds, not yet checked
   autoprec tune model.py --nproc 4                one job on four devices (DistributedDataParallel)
   autoprec tune model.py --storage sqlite:///s.db keep the study in a database
 {tune_cluster.EXAMPLES}
@@ -64,11 +65,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
     groups = add_settings(parser, Arguments)
     parser.set_defaults(device=None)
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--plan",
         action="store_true",
         help="measure nothing: run one step on the CPU and print what would be tried on the "
         "device, what would be refused, and what to expect",
+    )
+    instead.add_argument(
+        "--quick",
+        action="store_true",
+        help="search for some seconds and print the fastest recipe so far with its rough speed: "
+        "nothing is checked, and no profile is written; without it the search goes on from there",
     )
     groups["search"].add_argument(
         "--grid",
@@ -118,6 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
             return tune_cluster.run(arguments, options)
     if arguments.plan:
         return tune_plan.run(arguments, options)
+    if arguments.quick:
+        return tune_quick.run(arguments, options)
     task = check_task_path(arguments.task)
     output = check_output(options.output or default_path(task), task)
     page = None

@@ -29,6 +29,7 @@ def test_without_the_engine_its_extra_is_named(
         (("--ray", "--submitit", "a100"), "--ray and --submitit given; give one of them"),
         (("--ray", "--plan"), "--plan measures nothing, so it needs no cluster; omit --ray"),
         (("--submitit", "a100", "--plan"), "omit --submitit"),
+        (("--ray", "--quick"), "--quick is for this machine; omit --ray"),
         (("--submitit", " , "), "expected names of partitions: a100,l4"),
     ],
 )

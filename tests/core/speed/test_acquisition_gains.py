@@ -10,7 +10,6 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.speed.acquisition import Next, fit_model, next_point
 from autoprec.core.speed.space import Space
-from autoprec.core.speed.stopping import Limits
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
 from tests.core.speed.machines import (
     BASELINE,
@@ -22,9 +21,8 @@ from tests.core.speed.machines import (
     at,
     measured,
     ran,
+    true_rate,
 )
-
-EAGER = Limits(explore_neighbours=False)
 
 
 @pytest.mark.parametrize("speed", [1000.0, 1.0])
@@ -32,7 +30,7 @@ def test_what_failed_brings_no_larger_batch_within_reach(speed):
     """Eightfold from what ran, be that less than a sample per second."""
     space = Space((Policy.FLOAT32,), (8, 64, 512), memory_formats=("contiguous", "channels_last"))
     failed = Outcome(at(64, memory_format="channels_last"), Status.UNSUPPORTED, reason="no kernel")
-    patient = replace(EAGER, setup_seconds=1e6, cheap_seconds=1e9, gain_per_second=0.0)
+    patient = replace(LIMITS, setup_seconds=1e6, cheap_seconds=1e9, gain_per_second=0.0)
     decision = next_point(space, at(8), [*ran([8], speed=speed), failed], patient)
     assert decision.point == at(64)
 
@@ -59,7 +57,7 @@ def test_a_policy_is_tried_and_foreseen_at_the_batch_that_ran():
 def test_of_a_larger_gain_and_a_quicker_trial_the_one_that_gains_more_per_second_is_first():
     history = ran([8, 16], speed=50.0)
     for setup, size in ((0.5, 64), (60.0, 128)):
-        limits = replace(EAGER, setup_seconds=setup, cheap_seconds=1e3)
+        limits = replace(LIMITS, setup_seconds=setup, cheap_seconds=1e3)
         assert next_point(ONE, at(8), history, limits).point == at(size)
 
 
@@ -75,8 +73,22 @@ def test_a_measurement_in_doubt_weighs_little():
 def test_of_equal_gains_the_first_is_looked_for():
     space = replace(ONE, memory_formats=("contiguous", "channels_last", "another"))
     history = ran(SIZES)
-    found = next_point(space, at(8), history, EAGER).point
+    found = next_point(space, at(8), history, LIMITS).point
     model = fit_model(history)
     other = {**found, "memory_format": "another"}
     assert model.predict(other) == model.predict(found)
     assert found["memory_format"] == "channels_last"
+
+
+def test_of_the_fastest_one_thing_is_changed_at_a_time():
+    """All that was never tried at once has the widest prediction, and tells of nothing alone."""
+    knobs = dict.fromkeys(("fused_optimizer", "cudnn_benchmark"), (False, True))
+    space = replace(TWO, memory_formats=("contiguous", "channels_last"), knobs=knobs)
+    base = at(**dict.fromkeys(knobs, False))
+    history, changed = [], []
+    while isinstance(decision := next_point(space, base, history, LIMITS), Next):
+        if decision.reason.startswith("expected gain"):
+            fastest = max(history, key=lambda outcome: outcome.rate).point
+            changed.append(sum(decision.point[name] != value for name, value in fastest.items()))
+        history.append(measured(decision.point, true_rate(decision.point)))
+    assert changed[:3] == [1, 1, 1]

@@ -44,13 +44,14 @@ def proof_of(name: str, steps: int = 60, folder: Path = ZOO) -> Proof:
     return Proof(tracer, steps=steps)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    monkeypatch.syspath_prepend(str(ZOO))
-    monkeypatch.syspath_prepend(str(FIELD))
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ZOO))
+        patch.syspath_prepend(str(FIELD))
+        yield
     torch.set_num_threads(threads)
 
 
@@ -69,14 +70,11 @@ def test_what_breaks_silently_in_bfloat16_is_never_accepted(name):
     assert verdict.step is not None
 
 
-def test_a_loss_that_turns_nan_in_float16_is_rejected():
-    assert proof_of("large_scores").prove(FLOAT16).verdict == "rejected"
-
-
-def test_the_culprit_is_kept_in_float32_and_the_rest_is_not():
-    task = zoo("large_scores")
+def test_a_loss_that_turns_nan_in_float16_is_rejected_and_its_culprit_alone_kept_in_float32():
+    task, proof = zoo("large_scores"), proof_of("large_scores")
+    assert proof.prove(FLOAT16).verdict == "rejected"
     facts = TorchBackend().describe(task, device="cpu", seed=0, batch_size=32, report=silent)
-    found = proof_of("large_scores").find_islands(FLOAT16, facts.units)
+    found = proof.find_islands(FLOAT16, facts.units)
     assert found.recipe is not None
     assert found.products < 0.5
     assert found.verdict.accepted
@@ -141,21 +139,27 @@ def test_float16_is_followed_to_where_its_gradients_overflow():
     assert verdict.step > 60
 
 
-def test_an_overflow_to_come_is_seen_in_numbers_that_grow():
+@pytest.fixture(scope="module")
+def growing():
+    """A proof of the task whose numbers grow, and its recipe at the loss scale found."""
     proof = proof_of("growing_norm")
     scale, _ = proof.tune_loss_scale(FLOAT16)
-    verdict = proof.prove(Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=scale))
+    return proof, replace(FLOAT16, loss_scale=scale)
+
+
+def test_an_overflow_to_come_is_seen_in_numbers_that_grow(growing):
+    proof, recipe = growing
+    verdict = proof.prove(recipe)
     assert verdict.verdict == "drift"
     assert "largest float16 number" in verdict.reason
 
 
-def test_numbers_that_grow_and_stop_below_the_limit_keep_no_matrix_product_in_float32():
-    proof = proof_of("growing_norm")
-    scale, _ = proof.tune_loss_scale(FLOAT16)
+def test_numbers_that_grow_and_stop_below_the_limit_keep_no_matrix_product_in_float32(growing):
+    proof, recipe = growing
     facts = TorchBackend().describe(
         zoo("growing_norm"), device="cpu", seed=0, batch_size=32, report=silent
     )
-    found = proof.find_islands(replace(FLOAT16, loss_scale=scale), facts.units)
+    found = proof.find_islands(recipe, facts.units)
     assert found.recipe is not None
     assert found.recipe.float32_modules == ("norm",)
     assert found.products == 0.0

@@ -2,7 +2,7 @@
 
 In place means in place: weights, names and layer objects stay; only what a layer computes in
 changes. A layer that the user made float32 in a model that is otherwise not is their island and
-stays, as do layers that only prepare the model's inputs or assign their own weights;
+stays, as do layers that only prepare the model's inputs, mask them or assign their own weights;
 layers with 16-bit weights, quantised ones and those without floating arithmetic are left alone.
 """
 
@@ -35,6 +35,9 @@ _NAMES = {
 
 #: Layers that assign weights when they are called: in 16 bits the weights would stay rounded.
 WEIGHT_WRITERS = (keras.layers.SpectralNormalization,)
+
+#: Layers that compare inputs with a number of the user's, which rounded inputs may not be equal to.
+_COMPARING_LAYERS = (keras.layers.Masking,)
 
 _CHANGEABLE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -84,7 +87,7 @@ class LayerPolicies:
                 continue
             elif id(unit.layer) in users:
                 kept.append(unit)
-            elif id(unit.layer) in prepare or (policy.mixed and _writes_weights(unit)):
+            elif id(unit.layer) in prepare or (policy.mixed and _is_exact(unit)):
                 self.set(unit, "float32")
                 kept.append(unit)
             else:
@@ -104,7 +107,7 @@ class LayerPolicies:
                 self.set(unit, "float32")
             elif current.name == "float32" and id(current) not in inherited:
                 kept.append(unit)
-            elif policy.mixed and _writes_weights(unit):
+            elif policy.mixed and _is_exact(unit):
                 self.set(unit, "float32")
                 kept.append(unit)
             elif _is_changeable(unit.layer):
@@ -130,8 +133,8 @@ class LayerPolicies:
         self._given.clear()
 
 
-def _writes_weights(unit: LayerUnit) -> bool:
-    return isinstance(unit.layer, WEIGHT_WRITERS)
+def _is_exact(unit: LayerUnit) -> bool:
+    return isinstance(unit.layer, (*WEIGHT_WRITERS, *_COMPARING_LAYERS))
 
 
 def _is_changeable(layer: Any) -> bool:
@@ -180,8 +183,25 @@ def _has_own_policy_object(
     )
 
 
+def unreached(
+    units: Sequence[LayerUnit], policy: Policy, islands: Sequence[LayerUnit]
+) -> list[str]:
+    """Say that a mixed policy does nothing where no layer with weights computes in its dtype."""
+    others = (unit for unit in units if unit not in islands)
+    layers = [each for unit in others for each in unit.members if _own_variables(each)]
+    found = {effective_policy(each).name for each in layers}
+    reached = any(dtype_name(each.compute_dtype) == policy.compute_dtype.value for each in layers)
+    if not policy.mixed or not layers or reached:
+        return []
+    return [
+        f"{units[0].layer.name} gains nothing by {policy}: its layers' dtype is "
+        f"{' and '.join(sorted(found))}, which is left as it is. Build them with Keras's default "
+        "dtype, float32, and let the profile choose what to compute in"
+    ]
+
+
 def low_precision(units: Sequence[LayerUnit]) -> str:
-    """Say what in the model is below float32 before anything was applied; empty if nothing is."""
+    """Say what in the model is no float32 before anything was applied; empty if nothing is."""
     found: dict[str, list[str]] = {}
     for unit in units:
         policy = effective_policy(unit.layer)
@@ -189,6 +209,8 @@ def low_precision(units: Sequence[LayerUnit]) -> str:
             found.setdefault(f"quantised ({policy.name})", []).append(unit.path or "the model")
         elif any(is_low(variable.dtype) for variable in _own_variables(unit.layer)):
             found.setdefault("16-bit weights", []).append(unit.path or "the model")
+        elif dtype_name(policy.compute_dtype) == "float64":
+            found.setdefault("policy float64", []).append(unit.path or "the model")
         elif is_low(policy.compute_dtype):
             found.setdefault(f"policy {policy.name}", []).append(unit.path or "the model")
     return "; ".join(f"{what}: {_first_few(paths)}" for what, paths in found.items())

@@ -76,6 +76,8 @@ def describe(
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
+    longest = [seen.kept[index] for index in seen.largest()] if seen.varies else []
+    most_saved = max((_saved_each(task, model, found, each, seed) for each in longest), default=0.0)
     judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
     splitting = splittable(
         task, model, judged, found, seed, device=device, report=report, autocasts=bool(autocasts)
@@ -106,6 +108,7 @@ def describe(
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=(saved or 0) / samples,
+        most_saved_bytes_per_sample=most_saved,
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
@@ -126,6 +129,13 @@ def describe(
         units=tuple(_units(model, counted)),
         warnings=(*_warnings(model, batch, found), *seen.warnings(), *splitting.warnings()),
     )
+
+
+def _saved_each(task: Task, model: nn.Module, samples: Samples, given: Any, seed: int) -> float:
+    """Return the bytes that the forward pass keeps of each sample of a batch; 0: not counted."""
+    device = str(next(model.parameters()).device)
+    found, _ = try_to_measure(lambda: saved_bytes(task, model, move(given, device), seed))
+    return (found or 0) / samples.count(given)
 
 
 def _time_one_step(
