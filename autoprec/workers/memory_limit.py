@@ -15,7 +15,7 @@ RESERVE_BYTES = 512 * 2**20
 
 
 def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None:
-    """Return the bytes of main memory a worker may use; None where nothing is known.
+    """Return the bytes of main memory a worker may use; None if nothing is known.
 
     `limit_bytes` is what this process may use at all (the machine's memory or a control group's
     limit), `used_bytes` what it uses already. The least of that, of what the system says is

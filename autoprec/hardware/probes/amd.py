@@ -49,7 +49,7 @@ def probe_amd(machine: Machine) -> Findings:
 
 
 def amd_expected(machine: Machine) -> bool:
-    """Tell whether the bus has an AMD GPU that ROCm could support and that is not hidden."""
+    """Return whether the bus has an AMD GPU that ROCm could support and that is not hidden."""
     found = [gpu for gpu in gpus_on_the_bus(machine, _VENDOR) if gpu.driver != _PRE_ROCM_DRIVER]
     return bool(found) and all(names_a_device(machine.variable(name)) for name in _VARIABLES)
 
