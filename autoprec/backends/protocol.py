@@ -148,7 +148,7 @@ class Capabilities:
     sessions_interfere: bool = True
     """Whether a session's step times on a CPU depend on other sessions in its process.
 
-    Then one session is open at a time while recipes are compared on a CPU.
+    Then recipes that give freed memory back are compared in processes of their own.
     """
 
     applies_without_model: bool = False

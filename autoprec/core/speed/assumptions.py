@@ -52,7 +52,7 @@ class Assumptions:
     turn_seconds: float = 0.15
     """The duration of a recipe's turn in a round, unless a single step takes longer."""
 
-    most_turns: int = 4
+    most_turns: int = 10
     """The most turns that a recipe has in a round of new processes."""
 
     min_rounds: int = 3
@@ -95,9 +95,9 @@ class Assumptions:
     ranked_rounds: int = 6
     """With fewer rounds no signed ranks give 95 %."""
 
-    sessions_over_processes: float = 2.0
-    """Sessions of a process differ by 6 to 20 %, measured on four recipes on a Xeon with AMX, and
-    processes beyond that by 0 to 5 %: taken as half as much."""
+    turns_over_processes: float = 2.0
+    """Turns of a process differ by 4 to 20 %, and processes beyond that by 0 to 4 %, measured on
+    pairs of sessions of three recipes on a Xeon with AMX: taken as half as much."""
 
     sharp_width: float = 0.04
     """An interval that is no wider needs no further round."""

@@ -79,8 +79,7 @@ class Ablations:
     ) -> list[Recipe]:
         """Return the recipes but the first and the baseline; of `more` as many as can be timed.
 
-        The first of those comes first: it shows what precision brings, and runs even where the
-        memory does not suffice for all sessions at once.
+        The first of those always runs: it shows what precision brings.
         """
         baseline = self.search.baseline
         found = {recipe.key(): recipe for recipe in (baseline, *given)}
@@ -88,10 +87,11 @@ class Ablations:
         left = max(SPEED.comparison_seconds, self._turns_seconds(known) + self.seconds(baseline))
         for recipe in more:
             needed = self.seconds(recipe)
-            fits = recipe == more[0] or fit_in_memory_together(
-                self.job, [*found.values(), recipe], self.search.trials
+            affordable = recipe == more[0] or (
+                needed <= left
+                and fit_in_memory_together(self.job, [*found.values(), recipe], self.search.trials)
             )
-            if recipe.key() not in found and needed <= left and fits:
+            if recipe.key() not in found and affordable:
                 found[recipe.key()] = recipe
                 left -= needed
         return [recipe for recipe in found.values() if recipe not in (baseline, given[0])]

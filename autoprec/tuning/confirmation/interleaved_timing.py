@@ -3,10 +3,11 @@
 Machines drift by more than the differences that matter, so recipes are compared only within rounds
 that all of them ran. Every second round runs in reverse order (A B C, C B A).
 
-On a CPU a recipe's speed also depends on where its process and its session happen to lie in memory.
-No number of steps in one session shows that, so there each turn has a session of its own, and each
-round new processes. A recipe's rate in a round is that of a process: rounds are independent of each
-other, and an interval over them holds in the next process.
+A machine's speed changes within seconds by more than its processes differ. So the recipes' sessions
+are open at the same time, and take many short turns. Where one's memory would change another's
+speed, each has a worker of its own. On a CPU every round has new processes: a recipe's rate in a
+round is that of a process, rounds are independent of each other, and an interval over them holds in
+the next process.
 """
 
 from __future__ import annotations
@@ -43,9 +44,16 @@ def keep_all(finals: tuple[Finalist, ...]) -> Collection[int]:
 _PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
 
 
-def may_share_worker(recipe: Recipe) -> bool:
-    """Say whether sessions of other recipes may be open in the recipe's process."""
-    return not any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS)
+def shares_worker(job: TuningJob, recipe: Recipe, framework: str) -> bool:
+    """Say whether sessions of other recipes may be open in the recipe's process.
+
+    What another session frees changes the speed of one that gives its own memory back, and not of
+    one that keeps it: in pairs of processes, alone and beside float32, three recipes on a Xeon with
+    AMX differed by 1.2 +- 1.8, 3.5 +- 3.1 and 0.4 +- 0.9 per cent.
+    """
+    if not job.on_cpu or any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS):
+        return False
+    return recipe.keeps_memory or not registry.capabilities(framework).sessions_interfere
 
 
 class InterleavedTiming:
@@ -121,23 +129,20 @@ class InterleavedTiming:
         """Time each recipe once, or as often as new processes are worth; every other time in turn.
 
         The number of turns that tells most for its seconds is the square root of what the processes
-        take over what sessions and turns do, times how much more sessions differ (Kalibera and
-        Jones, "Rigorous benchmarking in reasonable time", 2013).
+        take over what their turns take, times how much more turns differ (Kalibera and Jones,
+        "Rigorous benchmarking in reasonable time", 2013).
         """
         turns: dict[int, list[Measurement]] = {index: [] for index in order}
         began, count = time.monotonic(), 1
         while (ran := len(turns[order[0]])) < count:
-            if ran:
-                self._sessions.renew_sessions(order)
             for index in reversed(order) if backwards is (ran % 2 == 0) else order:
                 turns[index].append(self._time_turn(index))
             if not ran and self._new_processes:
-                each = max(time.monotonic() - began + self._sessions.open_seconds, 1e-3)
-                worth = SPEED.sessions_over_processes * math.sqrt(
-                    self._sessions.start_seconds / each
-                )
+                each = max(time.monotonic() - began, 1e-3)
+                ready = self._sessions.start_seconds + self._sessions.open_seconds
+                worth = SPEED.turns_over_processes * math.sqrt(ready / each)
                 count = max(1, min(SPEED.most_turns, round(worth)))
-        return {index: _typical(own) for index, own in turns.items()}
+        return _level(turns)
 
     def _time_turn(self, index: int) -> Measurement:
         """Time a few steps; report no memory peak of a worker that other recipes share."""
@@ -168,15 +173,28 @@ class InterleavedTiming:
         )
 
 
-def _typical(turns: Sequence[Measurement]) -> Measurement:
-    """Return the turns of a recipe in one round as one: the median of their step times."""
-    seconds = median([turn.step_seconds for turn in turns])
-    nearest = min(turns, key=lambda turn: abs(turn.step_seconds - seconds))
-    peak = max(turn.peak_memory_bytes for turn in turns)
-    return replace(nearest, step_seconds=seconds, peak_memory_bytes=peak)
+def _level(turns: Mapping[int, Sequence[Measurement]]) -> Mapping[int, Measurement]:
+    """Return every recipe's turns of one round as one: the median of their step times.
+
+    What slowed all recipes of a turn alike is taken out first (one step of Tukey's median polish,
+    "Exploratory Data Analysis", 1977).
+    """
+    if all(len(own) == 1 for own in turns.values()):
+        return {i: own[0] for i, own in turns.items()}
+    logs = {i: [math.log(turn.step_seconds) for turn in own] for i, own in turns.items()}
+    medians = {i: median(own) for i, own in logs.items()}
+    of_turns = zip(*([log - medians[i] for log in own] for i, own in logs.items()), strict=True)
+    slowed = [median(errors) for errors in of_turns]
+    levelled = {}
+    for i, own in turns.items():
+        log = median([log - slow for log, slow in zip(logs[i], slowed, strict=True)])
+        nearest = min(own, key=lambda turn: abs(math.log(turn.step_seconds) - log))
+        peak = max(turn.peak_memory_bytes for turn in own)
+        levelled[i] = replace(nearest, step_seconds=math.exp(log), peak_memory_bytes=peak)
+    return levelled
 
 
-#: Accelerator memory of a process's own context, besides its tensors: some 500 MiB on CUDA.
+#: Memory of a process of its own, besides its tensors: some 500 MiB, on a CPU as on CUDA.
 _CONTEXT_BYTES = 512 * 2**20
 
 
@@ -193,8 +211,11 @@ class KnownMemory(Protocol):
 
 def fit_in_memory_together(job: TuningJob, recipes: Sequence[Recipe], trials: KnownMemory) -> bool:
     """Say whether the memory limit allows sessions of all these recipes at once."""
-    context = 0 if job.on_cpu else _CONTEXT_BYTES
-    needed = sum(trials.peak_memory_of(recipe) + context for recipe in recipes)
+    needed = sum(
+        trials.peak_memory_of(recipe)
+        + (0 if shares_worker(job, recipe, trials.framework) else _CONTEXT_BYTES)
+        for recipe in recipes
+    )
     return job.memory_bytes is None or needed <= job.memory_bytes
 
 
@@ -223,14 +244,14 @@ def time_interleaved(
     round has `new_processes`, unless only the order of recipes matters: what a process adds to the
     times of all that run in it does not change that.
     """
-    interfere = job.on_cpu and registry.capabilities(trials.framework).sessions_interfere
-    together = not interfere and fit_in_memory_together(job, recipes, trials)
+    together = fit_in_memory_together(job, recipes, trials)
 
     def shares(recipe: Recipe) -> bool:
-        return job.on_cpu and may_share_worker(recipe)
+        return shares_worker(job, recipe, trials.framework)
 
-    if not (together and any(map(shares, recipes))):
-        runner.drop()  # frees its memory for the recipes that run
+    interfere = registry.capabilities(trials.framework).sessions_interfere
+    if interfere or not (together and any(map(shares, recipes))):
+        runner.drop()  # its memory is free for the recipes that run, or it starts anew
     timing = InterleavedTiming(
         recipes,
         runner,

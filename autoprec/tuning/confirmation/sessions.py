@@ -41,10 +41,10 @@ def raise_baseline_failed(failed: FinalistFailed) -> NoReturn:
     ) from failed
 
 
-#: How long a session is warmed up, in a shared worker and in one of its own. The first steps of a
-#: new session fault its memory in: a GPT's at batch 256 ran at 46 to 243 samples/s, then at 243.
-#: The second session of a worker is faster than its first by up to a fifth however long that was.
-_SHARED_WORKER_WARMUP_SECONDS, _OWN_WORKER_WARMUP_SECONDS = 0.1, 0.5
+#: How long a session is warmed up: one that has many turns, and one that is opened for a single
+#: turn. The first steps of a new session fault its memory in: a GPT's at batch 256 ran at 46 to 243
+#: samples/s, then at 243. The second session of a worker is faster than its first by up to a fifth.
+_TOGETHER_WARMUP_SECONDS, _ALONE_WARMUP_SECONDS = 0.2, 0.5
 
 #: The first step after another worker's turn is slower: that worker's threads spin for some
 #: milliseconds before they sleep (OpenMP's wait policy), and the caches are cold. Training pays for
@@ -122,15 +122,6 @@ class Sessions:
         self._last = None
         self.start(indices)
 
-    def renew_sessions(self, indices: Iterable[int]) -> None:
-        """Open the sessions anew, in the same workers, where they are not opened for each turn."""
-        if not self.together:
-            return
-        indices = tuple(indices)
-        for index in indices:
-            self.close(index)
-        self._open_sessions(indices)
-
     def end(self) -> None:
         """End the workers, and leave the shared one without sessions."""
         with contextlib.suppress(Exception):
@@ -158,10 +149,10 @@ class Sessions:
         if self._runners[index] not in self._used:
             self._used.add(self._runners[index])
             self._open(index)
-            self.time(index, _OWN_WORKER_WARMUP_SECONDS)
+            self.time(index, _ALONE_WARMUP_SECONDS)
             self.close(index)
         self._open(index)
-        self.time(index, _OWN_WORKER_WARMUP_SECONDS)
+        self.time(index, _ALONE_WARMUP_SECONDS)
 
     def time(self, index: int, seconds: float) -> Measurement:
         """Time the steps of an open session for so long, one at least."""
@@ -187,9 +178,7 @@ class Sessions:
 
         self._each_in_a_thread(open_all, by_runner.values())
         for index in indices:
-            own = self._runners[index] is not self._shared
-            seconds = _OWN_WORKER_WARMUP_SECONDS if own else _SHARED_WORKER_WARMUP_SECONDS
-            self._warm_step[index] = self.time(index, seconds).step_seconds
+            self._warm_step[index] = self.time(index, _TOGETHER_WARMUP_SECONDS).step_seconds
             self._last = self._runners[index]
         self.open_seconds = time.monotonic() - began
 

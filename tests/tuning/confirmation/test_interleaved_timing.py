@@ -15,10 +15,11 @@ from factories import measured_twice
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
+from autoprec.tuning.confirmation.interleaved_timing import shares_worker
 from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RETRIED_FAILURES
+from tests.tuning.fake_timing import JOB
 from tests.tuning.fake_workers import FAST, LARGE, PLAIN, Worker, Workers, contest
 
 
@@ -231,8 +232,17 @@ def test_one_that_fails_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "shares"),
-    [(PLAIN, True), (Recipe(compile=True), True), (Recipe(knobs={"threads": 1}), False)],
+    ("recipe", "framework", "shares"),
+    [
+        (PLAIN, "keras", True),
+        (Recipe(compile=True), "keras", True),
+        (Recipe(knobs={"threads": 1}), "keras", False),
+        (PLAIN, "torch", False),
+        (FAST, "torch", True),
+        (Recipe(knobs={**FAST.knobs, "threads": 1}), "torch", False),
+    ],
 )
-def test_only_what_sets_nothing_of_the_process_shares_it(recipe: Recipe, shares: bool) -> None:
-    assert may_share_worker(recipe) is shares
+def test_only_what_changes_nothing_of_the_process_shares_it(
+    recipe: Recipe, framework: str, shares: bool
+) -> None:
+    assert shares_worker(JOB, recipe, framework) is shares

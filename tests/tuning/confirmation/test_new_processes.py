@@ -1,8 +1,8 @@
-"""On a CPU every round has new processes, and every turn a session of its own."""
+"""On a CPU every round has new processes, in which the recipes take many turns."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +36,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def slow(clock: Clock, *, load: float = 0.0, session: float = 0.0) -> type[Worker]:
-    """A worker that takes so many seconds to load, and for each session that it opens."""
+def slow(clock: Clock, *, load: float = 0.0, turn: float = 0.0) -> type[Worker]:
+    """A worker that takes so many seconds to load, and to time a session."""
 
     class Slow(Worker):
         loaded = False
@@ -48,32 +48,38 @@ def slow(clock: Clock, *, load: float = 0.0, session: float = 0.0) -> type[Worke
                 self.loaded = True
 
         def call(self, method: str, **arguments: Any) -> Any:
-            if method == "open":
-                clock.now += session
+            if method == "time":
+                clock.now += turn
             return super().call(method, **arguments)
 
     return Slow
 
 
+def timed_in(workers: Workers) -> list[str]:
+    """The sessions in the order in which they were timed, without their warm-ups."""
+    timed = [name for _, method, name in workers.log if method in ("open", "time")]
+    opened = len(set(timed))
+    return [name.removeprefix("final") for name in timed[2 * opened :]]
+
+
 @pytest.mark.parametrize(
-    ("load", "session", "turns"),
+    ("load", "turn", "turns"),
     [
-        pytest.param(4.0, 1.0, 4, id="as many turns as cost as much again"),
-        pytest.param(1.0, 1.0, 2, id="a process that costs what a session does"),
-        pytest.param(1.0, 40.0, 1, id="dear sessions"),
-        pytest.param(900.0, 1.0, 4, id="no more than four"),
-        pytest.param(0.0, 1.0, 1, id="processes that cost nothing"),
+        pytest.param(3.0, 1.0, 4, id="a process that takes as long as four turns"),
+        pytest.param(0.0, 1.0, 2, id="a process that takes as long as one turn"),
+        pytest.param(900.0, 1.0, 10, id="no more than ten"),
+        pytest.param(0.0, 0.0, 1, id="processes that cost nothing"),
     ],
 )
-def test_a_process_has_as_many_sessions_as_its_start_is_worth(
-    clock: Clock, load: float, session: float, turns: int
+def test_a_process_has_as_many_turns_as_its_start_is_worth(
+    clock: Clock, load: float, turn: float, turns: int
 ) -> None:
-    workers = Workers(slow(clock, load=load, session=session))
+    workers = Workers(slow(clock, load=load, turn=turn))
     counted: list[tuple[int, int]] = []
 
     def count(finalists: tuple[Finalist, ...]) -> Collection[int]:
-        opened = [method for _, method, _ in workers.log].count("open")
-        counted.append((opened, len(workers.made)))
+        timed = [method for _, method, _ in workers.log].count("time")
+        counted.append((timed - len(workers.made), len(workers.made)))  # less the warm-ups
         return (0,)
 
     made, _ = contest(workers, [FAST], new_processes=True)
@@ -85,35 +91,71 @@ def test_a_process_has_as_many_sessions_as_its_start_is_worth(
 
 
 def test_a_round_runs_there_and_back_and_the_next_one_back_and_there(clock: Clock) -> None:
-    workers = Workers(slow(clock, load=1.0, session=0.5))
+    workers = Workers(slow(clock, turn=1.0))
     made, _ = contest(workers, [FAST, LARGE], new_processes=True)
     order: list[str] = []
 
     def note(finalists: tuple[Finalist, ...]) -> Collection[int]:
-        timed = [name for _, method, name in workers.log if method == "time"]
-        turns = list(zip(timed[::2], timed[1::2], strict=True))
-        order.extend("".join(n.removeprefix("final") for n in turn) for turn in turns[1::2])
+        order.append("".join(timed_in(workers)))
         workers.log.clear()
         return (0, 1)
 
     with made:
         made.run(2, note)
-    assert order == ["01", "10", "10", "01"]  # after the warm-ups, which run in the same order
+    assert order == ["0110", "1001"]
 
 
-def test_the_rate_of_a_round_is_the_middle_of_its_turns(clock: Clock) -> None:
-    """A process is one reading, however often it was looked at."""
+class Drawn(Worker):
+    """A worker whose turns take seconds given by the session's name and the turn's number."""
 
-    class Drawn(slow(clock, load=4.0, session=1.0)):  # type: ignore[misc]
-        def call(self, method: str, **arguments: Any) -> Any:
-            answer = super().call(method, **arguments)
-            opened = [method for _, method, _ in self.log].count("open")
-            return replace(answer, step_seconds=0.1 + 0.01 * opened) if method == "time" else answer
+    seconds: Mapping[str, Sequence[float]]
 
-    made, _ = contest(Workers(Drawn), [FAST], new_processes=True)
+    def call(self, method: str, **arguments: Any) -> Any:
+        answer = super().call(method, **arguments)
+        if method != "time" or not arguments["budget"].seconds:  # a warm step counts for nothing
+            return answer
+        name = arguments["name"]
+        turns = [each for each in self.log if each[1:] == ("time", name) and each[0] == self.pid]
+        number = min(len(turns), len(self.seconds[name])) - 1
+        return replace(answer, step_seconds=self.seconds[name][number])
+
+
+def measured_in_a_round(
+    monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, Sequence[float]]
+) -> list[float]:
+    """What a round of four turns tells of FAST and LARGE; the first of `seconds` is the warm-up."""
+
+    class Told(Drawn):
+        pass
+
+    Told.seconds = seconds
+    monkeypatch.setattr(sessions, "_LONGEST_WARM_STEP_SECONDS", 0.0)
+    made, _ = contest(Workers(Told), [FAST, LARGE], new_processes=True)
+    monkeypatch.setattr(interleaved_timing, "round", lambda number: 4, raising=False)
     with made:
-        made.run(2)
-    assert [m.step_seconds for m in made.measured[0]] == pytest.approx([0.125, 0.165])
+        made.run(1)
+    return [measured[0].step_seconds for measured in made.measured]
+
+
+def test_the_time_of_a_round_is_the_middle_of_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is one reading, however often it was looked at."""
+    one, other = measured_in_a_round(
+        monkeypatch, {"final0": (9, 1.0, 1.1, 1.3, 1.2), "final1": (9, 2.0, 2.0, 2.0, 2.0)}
+    )
+    assert 1.1 < one < 1.2
+    assert other == pytest.approx(2.0, rel=0.05)
+
+
+def test_what_slows_all_recipes_of_a_turn_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the turns are slow for both, each with another turn that was disturbed by itself."""
+    one, other = measured_in_a_round(
+        monkeypatch, {"final0": (9, 1.0, 1.0, 1.5, 1.5), "final1": (9, 2.0, 2.0, 3.0, 3.0)}
+    )
+    assert other / one == pytest.approx(2.0)
+    one, other = measured_in_a_round(
+        monkeypatch, {"final0": (9, 1.0, 1.0, 1.5, 1.6), "final1": (9, 2.0, 2.3, 3.0, 3.0)}
+    )
+    assert other / one == pytest.approx(2.0, rel=0.08)
 
 
 def test_new_workers_replace_all_and_the_shared_one_is_left_alone_and_empty(clock: Clock) -> None:
@@ -130,13 +172,13 @@ def test_new_workers_replace_all_and_the_shared_one_is_left_alone_and_empty(cloc
 
 def test_sessions_that_are_not_open_together_have_new_workers_too(clock: Clock) -> None:
     """One worker for recipes that keep freed memory; the first session of each is not counted."""
-    workers = Workers(slow(clock, load=9.0))
+    workers = Workers(slow(clock))
     made, _ = contest(workers, [PLAIN, FAST, LARGE], together=False, new_processes=True)
     with made:
         made.run(3)
     assert len(workers.made) == 2 * 3
     opened = [(worker, name) for worker, method, name in workers.log if method == "open"]
-    assert len(opened) == 3 * (2 + 4 * 3)
+    assert len(opened) == 3 * (2 + 3)
     assert len({worker for worker, name in opened if name == "final0"}) == 3
     kept = [{w for w, name in opened if name == f"final{index}"} for index in (1, 2)]
     assert kept[0] == kept[1]
@@ -162,21 +204,33 @@ def test_no_session_is_opened_for_a_finalist_that_is_out(clock: Clock) -> None:
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_processes_are_replaced_and_torchs_sessions_open_one_at_a_time_on_a_cpu_only(
+def test_processes_are_replaced_on_a_cpu_and_torchs_give_memory_back_alone(
     on_cpu: bool, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[bool, bool]] = []
+    shared: list[bool] = []
 
     class Heard(FakeTiming):
         def __init__(self, recipes: list[Recipe], *args: Any, **how: Any):
             given.append((how["new_processes"], how["together"]))
+            shared.extend(how["shares"](recipe) for recipe in recipes)
             super().__init__(recipes)
 
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Heard)
     job: Any = SimpleNamespace(**{**vars(JOB), "on_cpu": on_cpu})
     trials: Any = SimpleNamespace(framework=framework, peak_memory_of=lambda recipe: 0)
     runner = Workers().runner()
-    interleaved_timing.time_interleaved(job, [PLAIN], 1, trials, runner)
+    interleaved_timing.time_interleaved(job, [PLAIN, FAST], 1, trials, runner)
+    assert shared == [on_cpu and framework == "keras", on_cpu]
     interleaved_timing.time_interleaved(job, [PLAIN], 1, trials, runner, new_processes=False)
-    together = not on_cpu or framework == "keras"
-    assert given == [(on_cpu, together), (False, together)]
+    assert given == [(on_cpu, True), (False, True)]
+
+
+@pytest.mark.parametrize(("limit", "together"), [(1 << 30, False), (2 << 30, True)])
+def test_processes_that_do_not_fit_in_memory_run_one_at_a_time(limit: int, together: bool) -> None:
+    """Each process takes half a GiB of its own; what shares one takes none."""
+    job: Any = SimpleNamespace(**{**vars(JOB), "on_cpu": True, "memory_bytes": limit})
+    trials: Any = SimpleNamespace(framework="torch", peak_memory_of=lambda recipe: 1 << 28)
+    other = replace(PLAIN, batch_size=64)
+    assert interleaved_timing.fit_in_memory_together(job, [PLAIN, other], trials) is together
+    assert interleaved_timing.fit_in_memory_together(job, [FAST, LARGE], trials)
