@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autoprec.core.device.family import DTypeRow, Family, Support
 from autoprec.core.device.measurements import Measurements, Product
-from autoprec.core.device.merging import merge
+from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
@@ -38,7 +38,9 @@ def result_of(observation, *, family_more=None, measured=None, **more):
     family = Family(
         "a-family", observation.kind, "A title", ("book",), dtypes=ROWS, **(family_more or {})
     )
-    facts = merge(observation, family, measured)
+    facts = merge(observation, family)
+    if measured is not None:
+        facts = with_measurements(facts, measured)
     return ProbeResult((DeviceReport(facts, propose(facts)),), system="Linux", python="3", **more)
 
 

@@ -30,10 +30,9 @@ def section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
 
 
-def paragraph(html: str, kind: str = "") -> str:
+def paragraph(html: str) -> str:
     """Return a paragraph of HTML; nothing if that is empty."""
-    name = f' class="{kind}"' if kind else ""
-    return f"<p{name}>{html}</p>" if html else ""
+    return f"<p>{html}</p>" if html else ""
 
 
 def listed(items: Iterable[str]) -> str:
