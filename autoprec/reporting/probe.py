@@ -53,22 +53,17 @@ def _description(facts: DeviceFacts) -> str:
     """Describe a device in one line: family, memory, cores, bandwidth, driver."""
     seen = facts.observation
     origin = f" in {facts.origin}" if facts.origin else ""
-    parts = [f"{facts.title} (family {facts.family}{origin})"]
-    if seen.compute_capability:
-        parts.append(f"compute capability {seen.compute_capability}")
-    if seen.partition:
-        parts.append(f"partition {seen.partition}")
-    if seen.memory_bytes:
-        parts.append(f"{seen.memory_bytes / GIB:.1f} GiB memory")
-    if seen.usable_cores:
-        parts.append(f"{seen.usable_cores} usable processors")
-    if facts.memory_bandwidth_gbps:
-        parts.append(f"{facts.memory_bandwidth_gbps:g} GB/s (vendor)")
-    if facts.measured_memory_bandwidth_gbps:
-        parts.append(f"{facts.measured_memory_bandwidth_gbps:.3g} GB/s (measured)")
-    if seen.driver:
-        parts.append(f"driver {seen.driver}")
-    return ", ".join(parts)
+    known = {
+        "compute capability {}": seen.compute_capability,
+        "partition {}": seen.partition,
+        "{:.1f} GiB memory": (seen.memory_bytes or 0) / GIB,
+        "{} usable processors": seen.usable_cores,
+        "{:g} GB/s (vendor)": facts.memory_bandwidth_gbps,
+        "{:.3g} GB/s (measured)": facts.measured_memory_bandwidth_gbps,
+        "driver {}": seen.driver,
+    }
+    parts = (text.format(value) for text, value in known.items() if value)
+    return ", ".join((f"{facts.title} (family {facts.family}{origin})", *parts))
 
 
 def _dtypes(facts: DeviceFacts) -> RenderableType:
