@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from autoprec import probing
 from autoprec.applying import apply_profile, distribute
@@ -42,8 +42,12 @@ if TYPE_CHECKING:
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.fleet.driver import FleetListener
     from autoprec.tuning.events import Listener
+    from autoprec.tuning.job import TuningJob
+
+T = TypeVar("T")
 
 __all__ = [
+    "answer_quickly",
     "apply_profile",
     "check_output",
     "check_profile",
@@ -78,17 +82,49 @@ def tune(given: Arguments) -> Profile:
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
-    from autoprec.tuning.job import Target, TuningJob
-    from autoprec.tuning.ranks import check_device_choice, peers_of
-    from autoprec.tuning.study.kept_tunings import trials_kept
-    from autoprec.tuning.study.places import default_journal
+    from autoprec.tuning.ranks import check_device_choice
     from autoprec.workers.task_file import check_task_path
 
-    chosen, device = given.chosen, given.device
-    check_device_choice(device, chosen.nproc)
+    check_device_choice(given.device, given.chosen.nproc)
     path = check_task_path(given.task)
-    output = check_output(chosen.output or default_path(path), path)
+    output = check_output(given.chosen.output or default_path(path), path)
     listen = given.listener or (Notebook() if in_notebook() else silent)
+    profile = _run_here(tuner.tune, path, given, listen)
+    place = save_result(profile, output)
+    if place != output:
+        listen(Note(kept_beside(output, place), warning=True))
+        if listen is silent:
+            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=3)
+    return profile
+
+
+@takes(Arguments)
+def answer_quickly(given: Arguments) -> str:
+    """Search for some seconds; say which recipe leads, and about how fast it is.
+
+    Nothing has checked that: recipes were timed once each, and none was proven. No profile is
+    written; a later `tune` of the same settings, which it takes, goes on from the trials. Raises as
+    `tune` does.
+    """
+    from autoprec.tuning import tuner
+    from autoprec.tuning.events import silent
+    from autoprec.tuning.ranks import check_device_choice
+    from autoprec.workers.task_file import check_task_path
+
+    check_device_choice(given.device, given.chosen.nproc)
+    path = check_task_path(given.task)
+    return _run_here(tuner.answer_quickly, path, given, given.listener or silent)
+
+
+def _run_here(work: Callable[[TuningJob], T], path: Path, given: Arguments, listen: Listener) -> T:
+    """Work on the task with the best device here that its framework can drive."""
+    from autoprec.tuning.events import Note
+    from autoprec.tuning.job import Target, TuningJob
+    from autoprec.tuning.ranks import peers_of
+    from autoprec.tuning.study.kept_tunings import trials_kept
+    from autoprec.tuning.study.places import default_journal
+
+    chosen, device = given.chosen, given.device
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     for note in machine.notes:
         listen(Note(note))
@@ -96,7 +132,7 @@ def tune(given: Arguments) -> Profile:
     for each in unusable:
         listen(Note(each.text, warning=True))
 
-    def tune_on(facts: DeviceFacts) -> Profile:
+    def work_on(facts: DeviceFacts) -> T:
         target = Target(
             facts=facts,
             software=machine.software,
@@ -104,18 +140,12 @@ def tune(given: Arguments) -> Profile:
             unusable=unusable,
             peers=peers_of(facts, machine.facts),
         )
-        return tuner.tune(TuningJob(path, target, chosen, listen))
+        return work(TuningJob(path, target, chosen, listen))
 
     journal = chosen.storage or default_journal(path)
     with trials_kept(journal, lambda text: listen(Note(text))):
         best = machine.facts[:1] if device else machine.facts
-        profile = _tune_on_first_usable(best, tune_on, listen)
-    place = save_result(profile, output)
-    if place != output:
-        listen(Note(kept_beside(output, place), warning=True))
-        if listen is silent:
-            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=3)
-    return profile
+        return _on_first_usable(best, work_on, listen)
 
 
 @takes(Arguments)
@@ -139,6 +169,7 @@ def plan(given: Arguments) -> Plan:
         else resolve_family(load_catalogue(), device)
     )
     machine = probing.probe_here(on_wait=lambda text: listen(Note(text)))
+    machine = probing.recall_measurements(machine)
     known = list(machine.facts)
     cpu = next(each for each in known if each.kind is DeviceKind.CPU)
     if family is not None:
@@ -166,18 +197,18 @@ def _reference_device(facts: DeviceFacts) -> DeviceFacts:
     return facts if row.name == facts.family else merge(hypothetical_observation(row), row)
 
 
-def _tune_on_first_usable(
-    devices: Sequence[DeviceFacts], tune_on: Callable[[DeviceFacts], Profile], listen: Listener
-) -> Profile:
-    """Tune on the best device that the task's framework, as it is installed, can drive."""
+def _on_first_usable(
+    devices: Sequence[DeviceFacts], work_on: Callable[[DeviceFacts], T], listen: Listener
+) -> T:
+    """Work on the best device that the task's framework, as it is installed, can drive."""
     from autoprec.tuning.events import Note
 
     for facts in devices[:-1]:
         try:
-            return tune_on(facts)
+            return work_on(facts)
         except DeviceUnusable as error:
             listen(Note(f"skipped: {error}", warning=True))
-    return tune_on(devices[-1])
+    return work_on(devices[-1])
 
 
 def tune_fleet(

@@ -48,6 +48,7 @@ _COMMENTS = {
     "evidence.chosen.break_even_steps": "steps after which compilation has paid for itself",
     "evidence.speedup": "over the baseline, run in turns; low to high: 95 % interval",
     "evidence.speedup_same_batch": "over float32 at the same batch, run in turns",
+    "evidence.present": "over what you train with already, at the baseline's batch (--baseline)",
     "evidence.batch": "the second answer: what is known of the batch, in samples of an update",
     "evidence.batch.yours": "BATCH_SIZE, or where the search began",
     "evidence.batch.knee": "the smallest within 2 % of the most samples/s that the loader feeds",

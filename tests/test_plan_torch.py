@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from autoprec.cli import main
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.dtypes import DType
+from autoprec.measurement_cache import FOLDER_VARIABLE, TimedDevice, remember
+from autoprec.probing import probe_here
 
 Planned = Callable[..., str]
 
@@ -41,6 +45,22 @@ def build_data(batch_size):
 
 loss_fn = nn.functional.mse_loss
 BATCH_SIZE = 2048
+"""
+
+RAGGED = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+
+def build_data(batch_size):
+    for step in range(70):
+        x = torch.randn(batch_size, 50 if step >= {long_from} else 2, 8)
+        yield x, x.sum(-1, keepdim=True)
+
+loss_fn = nn.functional.mse_loss
+BATCH_SIZE = 16
 """
 
 
@@ -88,3 +108,30 @@ def test_wide_layers_on_an_a100_may_gain(planned: Planned) -> None:
     assert "little" not in expected(said)
     assert "by mixed_bfloat16" in expected(said)
     assert "every matrix dimension is a multiple of" in said
+
+
+def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = ("--policies", "float32,mixed_bfloat16")
+    assert "cannot be said" in expected(planned(WIDE, "cpu", *words))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+    machine = probe_here(device="cpu")
+    version = next(each.version for each in machine.frameworks if each.name == "torch")
+    products = (Product(DType.FLOAT32, gflops=100.0), Product(DType.BFLOAT16, gflops=300.0))
+    measured = Measurements("torch", products, 20.0, date="2026-11-24")
+    fingerprint = machine.devices[0].facts.fingerprint
+    remember(TimedDevice(fingerprint, "torch", version, measured))
+    said = expected(planned(WIDE, "cpu", *words))
+    assert "cannot be said" not in said
+    assert "by mixed_bfloat16: float32 takes at least" in said
+
+
+def test_memory_is_that_of_the_longest_batches_wherever_they_are(planned: Planned) -> None:
+    def needed(long_from: int) -> float:
+        plan = json.loads(planned(RAGGED.format(long_from=long_from), "a100", "--json"))
+        return float(plan["memory"]["bytes_per_sample"])
+
+    always = needed(0)
+    assert needed(66) == pytest.approx(always, rel=0.1)
+    assert needed(70) < 0.1 * always

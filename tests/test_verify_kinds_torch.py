@@ -108,6 +108,15 @@ def test_dropout_between_convolutions_draws_alike_in_every_layout(verified: Veri
     assert result == "holds", verdict.reason
 
 
+def test_a_generator_of_the_tasks_own_draws_alike_in_every_run(verified: Verified) -> None:
+    result, verdict = verified(
+        BFLOAT16,
+        between="x.relu() * (torch.rand(x.shape, generator=DRAWS) > 0.5)",
+        after="DRAWS = torch.Generator().manual_seed(5)",
+    )
+    assert result == "holds", verdict.reason
+
+
 def test_modules_that_raise_hold_where_the_profile_keeps_them_in_float32(
     verified: Verified,
 ) -> None:

@@ -37,6 +37,7 @@ examples:
                                                   a table of step times by batch and policy
   autoprec tune model.py --checkpoint last.pt     start from trained weights
   autoprec tune model.py --plan --device v100     what would be tried there, and what to expect
+  autoprec tune model.py --quick                  what leads after some seconds, not yet checked
   autoprec tune model.py --nproc 4                one job on four devices (DistributedDataParallel)
   autoprec tune model.py --storage sqlite:///s.db keep the study in a database
 {tune_cluster.EXAMPLES}
@@ -48,6 +49,9 @@ exit codes: 0 ok, 1 the task or a trial failed or the device is busy, 2 usage,
 
 #: The exit code of an inconclusive tuning, where `--strict` asks for one.
 INCONCLUSIVE = 5
+
+#: Within so many seconds a small model has its answer from `--quick`.
+_QUICK_SECONDS = 30.0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -68,11 +72,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
     groups = add_settings(parser, Arguments)
     parser.set_defaults(device=None)
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--plan",
         action="store_true",
         help="measure nothing: run one step on the CPU and print what would be tried on the "
         "device, what would be refused, and what to expect",
+    )
+    instead.add_argument(
+        "--quick",
+        action="store_true",
+        help="search for some seconds and print the fastest recipe so far with its rough speed: "
+        "nothing is checked, and no profile is written; without it the search goes on from there",
     )
     groups["search"].add_argument(
         "--grid",
@@ -118,6 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
             return tune_cluster.run(arguments, options)
         if arguments.plan:
             return _plan(arguments, options)
+        if arguments.quick:
+            return _quick(arguments, options)
         return _tune(arguments, options)
 
 
@@ -201,6 +214,30 @@ def _plan(arguments: argparse.Namespace, options: Options) -> int:
         print_json(made)
     else:
         print_plan(made)
+    return 0
+
+
+def _quick(arguments: argparse.Namespace, options: Options) -> int:
+    """Search for seconds, print the answer on stdout, and return the exit code."""
+    from autoprec.api import answer_quickly
+    from autoprec.reporting.tune import Terminal
+    from autoprec.tuning.events import silent
+
+    if options.output is not None or arguments.report is not None or arguments.json:
+        raise UsageError("--quick writes no profile; omit --output, --report and --json")
+    terminal = Terminal(Path(), limit=_QUICK_SECONDS)
+    with nullcontext(silent) if arguments.quiet else terminal as listener:
+        try:
+            said = answer_quickly(
+                arguments.task, device=arguments.device, options=options, listener=listener
+            )
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; finished trials are kept") from None
+    print(said)
+    print(
+        "no profile was written, only the trials are kept: the same command without --quick goes "
+        "on from them, then races the fastest recipes and proves the winner"
+    )
     return 0
 
 

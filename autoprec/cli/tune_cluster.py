@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace, options: Any) -> int:
         raise UsageError(
             f"--plan measures nothing, so it needs no cluster; omit --{_engine(arguments)}"
         )
+    if arguments.quick:
+        raise UsageError(f"--quick is for this machine; omit --{_engine(arguments)}")
     task = check_task_path(arguments.task)
     output = options.output or default_output(task)
     try:

@@ -111,16 +111,18 @@ class TaskFacts:
     batch size either. `surveyed` is how many batches were looked at where their shapes differ: a
     session looks at as many (0: all had the same, None: not known).
     `flops_per_sample` counts forward and backward (None: unknown),
-    `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
-    out, `trainable_bytes` the weights that an update changes, `optimizer_bytes` what the optimizer
-    keeps for them (0: not counted). `kernels` are what one forward and backward pass runs, and
-    `slow_operator` the operator that takes at least half of the step, with its share (empty: none
-    does, or none was timed).
-    `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
-    are rounded without any recipe, empty where there are none; `weights_in` is the 16-bit dtype of
-    all trained weights, empty where they have none in common; `uses_tf32` says that those are
-    TF32; `convolutions_in` is what float32's convolutions may be rounded to, empty where there are
-    none or nothing rounds them; `compiled` says that the model compiles its step itself;
+    `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights
+    left out, `most_saved_bytes_per_sample` the same of the longest batches where batches differ
+    (0: they do not), `trainable_bytes` the weights that an update changes, `optimizer_bytes`
+    what the optimizer keeps for them (0: not counted). `kernels` are what one forward and
+    backward pass runs, and `slow_operator` the operator that takes at least half of the step,
+    with its share (empty: none does, or none was timed). `low_precision` names what is not
+    plain float32 without any recipe, empty where there is nothing: 16-bit or float64 weights,
+    an autocast of the model's own, rounded float32 products; `weights_in` is the 16-bit dtype
+    of all trained weights, empty where they have none in common; `uses_tf32` says that those
+    products are TF32; `convolutions_in` is what float32's convolutions may be rounded to, empty
+    where there are none or nothing rounds them; `compiled` says that the model compiles its
+    step itself;
     `not_compilable` says why its framework would not (empty: it would, or that is not known).
     `update_seconds` is the optimizer's part of `step_seconds` (0: not known), and `optimizer_share`
     that as a share, from 0 to 1, where fused kernels exist for it and the task does not choose
@@ -146,6 +148,7 @@ class TaskFacts:
     surveyed: int | None = None
     flops_per_sample: float | None = None
     saved_bytes_per_sample: float = 0.0
+    most_saved_bytes_per_sample: float = 0.0
     trainable_bytes: int = 0
     optimizer_bytes: int = 0
     kernels: tuple[Kernel, ...] = ()

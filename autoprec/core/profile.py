@@ -152,6 +152,17 @@ class MisalignedDimension:
     speed_with_over_without: float | None = bounded(default=None, low=0.0, high=1e9)
 
 
+@dataclass(frozen=True)
+class Present:
+    """What the user trains with already (`--baseline`), and the recipe's speed-up over that.
+
+    It is a policy at the baseline's batch. A ratio of no rounds: the recipe is the same.
+    """
+
+    policy: Policy
+    speedup: Ratio = NOT_COMPARED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Every number behind the recipe, as measured. What a file must have comes last in it.
@@ -170,6 +181,7 @@ class Evidence:
     chosen: Chosen
     speedup: Ratio = NOT_COMPARED
     speedup_same_batch: Ratio | None = None
+    present: Present | None = None
     batch: BatchChoice | None = None
     parity: Verdict
     reason: str
@@ -189,10 +201,15 @@ class Evidence:
     tuning_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
 
 
+GainName = Literal["speed-up", "throughput", "over yours"]
+"""What gains are called where they are judged again."""
+
+
 @dataclass(frozen=True)
 class Gain:
     """How much faster a profile's recipe is than another one; `over` says that in words."""
 
+    name: GainName
     ratio: Ratio
     rival: Recipe
     over: str
@@ -238,34 +255,57 @@ class Profile:
         """Return how much faster the recipe is than float32; none where it was not compared.
 
         Float32 at the recipe's own batch comes first, as far as it was timed. What a larger batch
-        brings is a ratio by itself: of the samples that train in a second.
+        brings is a ratio by itself: of the samples that train in a second. What the user trains
+        with already is last.
         """
-        evidence, plain = self.evidence, self.baseline
-        if not evidence.speedup.rounds:
+        if not self.evidence.speedup.rounds:
             return ()
+        return (*self._gains_over_float32(), *self._gain_over_present())
+
+    def _gains_over_float32(self) -> tuple[Gain, ...]:
+        evidence, plain = self.evidence, self.baseline
+        whole, named = evidence.speedup, self.describe_baseline()
         if self.recipe.effective_batch == plain.effective_batch:
-            return (Gain(evidence.speedup, plain, f"over {self.describe_baseline()}"),)
-        whole = Gain(evidence.speedup, plain, f"the samples/s of {self.describe_baseline()}")
+            return (Gain("speed-up", whole, plain, f"over {named}"),)
+        throughput = Gain("throughput", whole, plain, f"the samples/s of {named}")
         if evidence.speedup_same_batch is None:
-            return (whole,)
+            return (throughput,)
         alike = baseline_at_batch_of(self.recipe, plain)
         parts = (evidence.baseline.title, describe_batch_of(alike))
         named = ", ".join(filter(None, (*parts, describe_settings(alike.settings))))
-        return (Gain(evidence.speedup_same_batch, alike, f"over {named}"), whole)
+        same = Gain("speed-up", evidence.speedup_same_batch, alike, f"over {named}")
+        return (same, throughput)
+
+    def _gain_over_present(self) -> tuple[Gain, ...]:
+        present = self.evidence.present
+        if present is None or not present.speedup.rounds:
+            return ()
+        yours = replace(self.baseline, policy=present.policy)
+        larger = self.recipe.effective_batch != yours.effective_batch
+        over = f"{'the samples/s of' if larger else 'over'} what you train with"
+        named = f"{present.policy.value}, {describe_batch_of(yours)}"
+        return (Gain("over yours", present.speedup, yours, f"{over}, {named}"),)
 
     def describe_gains(self) -> str:
         """Say in one line how much faster the recipe is; empty where it was not compared.
 
         What a larger batch gains is said as the loader feeds it, too, where that is less.
         """
-        said = [f"{gain.ratio.in_words()} {gain.over}" for gain in self.gains()]
+        said = [
+            f"{gain.ratio.in_words()} {gain.over}"
+            for gain in (self._gains_over_float32() if self.gains() else ())
+        ]
         chosen, base = self.evidence.chosen, self.evidence.baseline
         larger = said and self.recipe.effective_batch != self.baseline.effective_batch
         if larger and chosen.data_seconds > chosen.step_seconds:
             feeds = chosen.samples_per_second * chosen.step_seconds / chosen.data_seconds
             fed = feeds / min(feeds, base.samples_per_second)
             said[-1] += f" ({times(fed)} as far as the loader feeds it)"
-        return "; ".join(said)
+        present = self.evidence.present
+        if present is not None and not present.speedup.rounds:
+            said.append("it is what you train with already")
+        yours = [f"{gain.ratio.in_words()} {gain.over}" for gain in self._gain_over_present()]
+        return "; ".join((*yours, *said))
 
     def describe_recipe(self) -> str:
         """Describe the recipe completely; a model in 16 bits is not called float32."""
@@ -303,6 +343,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
         speedup=NOT_COMPARED,
         speedup_same_batch=None,
+        present=None,
         batch=None,
         waterfall=(),
         tried=tuple(replace(each, samples_per_second=0.0) for each in evidence.tried),

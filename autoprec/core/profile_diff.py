@@ -53,6 +53,7 @@ def _claims(profile: Profile) -> dict[str, Any]:
     return {
         "speedup": to_plain(evidence.speedup),
         "speedup_same_batch": to_plain(evidence.speedup_same_batch),
+        "present": to_plain(evidence.present),
         "inconclusive": evidence.inconclusive or None,
         "verdict": evidence.parity.verdict,
         "loss_deviation": evidence.parity.loss_deviation,

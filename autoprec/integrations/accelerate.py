@@ -12,51 +12,50 @@ micro-batches is made of their mean, not of a part of it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 from autoprec.integrations.seam import ForeignLoop
+from autoprec.integrations.settings import Settings
 
+_METHODS = (
+    *("prepare", "prepare_model", "prepare_optimizer"),
+    *("unscale_gradients", "backward", "accumulate"),
+)
 _OWN_PRECISION = {"MEGATRON_LM": "Megatron-LM", "XLA": "XLA"}
 
 
 def bind(
     accelerator: Any,
     profile: str | Path | Profile | Recipe | None,
-    *,
-    part: str | None = None,
-    strict: bool = False,
-    fallback: Literal["measured", "rules"] = "measured",
+    **settings: Unpack[Settings],
 ) -> ForeignLoop:
     """Let `accelerator` train under a profile; call it before `prepare`.
 
-    The result has `batch_size` for the loader, `skipped` and `float32()`. `part` names the module
-    that was tuned inside the one that is prepared. Raises `UsageError` with the way out.
+    The result has `batch_size` for the loader, `skipped`, `watched` and `float32()`. Raises
+    `UsageError` with the way out.
     """
-    settings: dict[str, Any] = {"part": part, "strict": strict, "fallback": fallback}
     loop = ForeignLoop("accelerate", profile, script_accumulates=True, **settings)
-    bind_loop(loop, accelerator)
-    return loop
+    return bind_loop(loop, accelerator)
 
 
-def bind_loop(loop: ForeignLoop, accelerator: Any, *, accumulates: bool = True) -> None:
+def bind_loop(loop: ForeignLoop, accelerator: Any, *, accumulates: bool = True) -> ForeignLoop:
     """Bind a loop to an Accelerator, which divides losses itself only if it `accumulates`."""
     loop.detach()
     loop.choose(str(accelerator.device))
     loop.require(facts_of(accelerator, accumulates=accumulates))
     if accumulates:
         accelerator.gradient_accumulation_steps = loop.accumulation_steps
-    if not loop.choose().applies:
-        return
-    if loop.scaler.is_enabled():
-        accelerator.scaler = loop.scaler
-    names = ("prepare", "prepare_model", "prepare_optimizer", "unscale_gradients")
-    _Bound(loop, accelerator, (*names, *(("backward", "accumulate") if accumulates else ())))
+    if loop.choose().applies:
+        if loop.scaler.is_enabled():
+            accelerator.scaler = loop.scaler
+        _Bound(loop, accelerator, accumulates)
+    return loop
 
 
 def facts_of(accelerator: Any, *, accumulates: bool = True) -> dict[str, Any]:
@@ -81,28 +80,28 @@ def facts_of(accelerator: Any, *, accumulates: bool = True) -> dict[str, Any]:
 class _Bound:
     """Stands in for an Accelerator's methods; of one object, not of its class."""
 
-    def __init__(self, loop: ForeignLoop, accelerator: Any, names: Sequence[str]) -> None:
+    def __init__(self, loop: ForeignLoop, accelerator: Any, accumulates: bool) -> None:
         earlier = getattr(accelerator.prepare, "__self__", None)
         if isinstance(earlier, _Bound):
-            earlier.release()
-        self.loop, self.accelerator = loop, accelerator
-        self.own = {name: getattr(accelerator, name) for name in names}
-        for name in names:
+            for name in _METHODS:
+                delattr(accelerator, name)
+        self.loop, self.accelerator, self.accumulates = loop, accelerator, accumulates
+        self.own = {name: getattr(accelerator, name) for name in _METHODS}
+        for name in _METHODS:
             setattr(accelerator, name, getattr(self, name))
-
-    def release(self) -> None:
-        for name in self.own:
-            delattr(self.accelerator, name)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         result = self.own["prepare"](*args, **kwargs)
-        for each in result if isinstance(result, tuple) else (result,):
+        for each in result if isinstance(result, tuple | list) else (result,):
             if self.loop.attached is None and hasattr(each, "named_modules"):
                 _attach(self.loop, each)  # FSDP2 does without prepare_model
         return result
 
     def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        flagged = self.accelerator.native_amp
+        self.accelerator.native_amp = False  # no second autocast in the model
         prepared = self.own["prepare_model"](model, *args, **kwargs)
+        self.accelerator.native_amp = flagged
         _attach(self.loop, prepared, evaluation=kwargs.get("evaluation_mode", False))
         return prepared
 
@@ -116,10 +115,11 @@ class _Bound:
         for each in chosen if isinstance(chosen, list | tuple) else [chosen]:
             self.loop.scaler.unscale_once_(_raw(each))
 
-    def backward(self, loss: Any, **kwargs: Any) -> Any:
-        if self.accelerator.sync_gradients:
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        if self.accumulates and self.accelerator.sync_gradients:
             loss = loss * self.loop.complete_before_backward()
-        return self.own["backward"](loss, **kwargs)
+        self.own["backward"](loss, **kwargs)
+        self.loop.note_loss(loss, divided=not self.accumulates)
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:

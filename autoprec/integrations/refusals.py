@@ -33,10 +33,6 @@ def _accumulating(name: str) -> Callable[[Recipe, Facts], Any]:
     return lambda recipe, facts: recipe.accumulation_steps > 1 and facts.get(name)
 
 
-def _compiling(name: str) -> Callable[[Recipe, Facts], Any]:
-    return lambda recipe, facts: recipe.compile and facts.get(name)
-
-
 FLAGS = {"bf16": Policy.MIXED_BFLOAT16, "fp16": Policy.MIXED_FLOAT16}
 """What accelerate's `mixed_precision`, and the Trainer's arguments, mean as policies."""
 
@@ -94,6 +90,13 @@ REFUSALS = (
         "use automatic optimization, or tune with a batch that need not be split",
     ),
     Refusal(
+        _accumulating("leaves_out_items"),
+        "{leaves_out_items} makes nothing of num_items_in_batch, so the Trainer would add up the "
+        "losses of {steps} micro-batches where it should take their mean",
+        "set loss_is_scaled_for_ga = False on the trainer, divide by num_items_in_batch, or keep "
+        "the arguments' batch: apply(..., keep_batch=True)",
+    ),
+    Refusal(
         _accumulating("fsdp2"),
         "FSDP2 keeps unreduced gradients where they cannot be made the mean of a partial update",
         "tune with a batch that need not be split",
@@ -109,7 +112,7 @@ REFUSALS = (
         "switch use_regional_compilation off; the profile compiles the model if that pays",
     ),
     Refusal(
-        _compiling("compiles"),
+        lambda recipe, facts: recipe.compile and facts.get("compiles"),
         "the profile compiles the model, and {compiles} does as well",
         "take that out: the profile compiles",
     ),

@@ -10,35 +10,35 @@ The Trainer trains through an Accelerator, so the profile is bound to that. Leav
 
 from __future__ import annotations
 
+import dis
+import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 from autoprec.integrations.accelerate import bind_loop, facts_of
 from autoprec.integrations.seam import ForeignLoop
+from autoprec.integrations.settings import Settings
 
 
 def apply(
     trainer: Any,
     profile: str | Path | Profile | Recipe | None,
     *,
-    part: str | None = None,
     keep_batch: bool = False,
-    strict: bool = False,
-    fallback: Literal["measured", "rules"] = "measured",
+    **settings: Unpack[Settings],
 ) -> ForeignLoop:
     """Let `trainer` train and evaluate under a profile; call it before `train()`.
 
     The arguments' batch and accumulation become the profile's, and a warning says where an update
-    then holds another number of samples; `keep_batch=True` leaves both as they are. `part` names
-    the module that was tuned inside the model. Raises `UsageError` where the two cannot be
-    together, with the way out.
+    then holds another number of samples; `keep_batch=True` leaves both as they are. Raises
+    `UsageError` where the two cannot be together, with the way out.
     """
-    loop = ForeignLoop("the Trainer", profile, part=part, strict=strict, fallback=fallback)
+    loop = ForeignLoop("the Trainer", profile, **settings)
     arguments = trainer.args
     loop.choose(str(arguments.device))
     loop.require(_facts(trainer))
@@ -46,6 +46,8 @@ def apply(
         loop.keep_batch(
             arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
         )
+    else:
+        loop.require({"leaves_out_items": _leaves_out_items(trainer)})
     _set_batch(trainer, loop)
     bind_loop(loop, trainer.accelerator, accumulates=False)
     make = trainer.create_accelerator_and_postprocess
@@ -104,3 +106,35 @@ def _facts(trainer: Any) -> dict[str, Any]:
         "compiles": "torch_compile=True" if arguments.torch_compile else "",
         "deterministic": arguments.full_determinism,
     }
+
+
+def _leaves_out_items(trainer: Any) -> str:
+    """Name what computes the loss and never reads the number of the update's tokens.
+
+    The Trainer takes such a loss for one that is normalised over the update, and does not divide it
+    by the micro-batches. Empty where that cannot be told from the code, or does not matter.
+    """
+    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func
+    if getattr(trainer, "loss_is_scaled_for_ga", None) is not None or not counted:
+        return ""
+    computes = trainer.compute_loss_func or trainer.compute_loss
+    if computes.__module__.startswith("transformers."):
+        if trainer.label_smoother is not None:
+            return ""
+        computes = trainer.model.forward
+    return "" if _reads(computes, "num_items_in_batch") else _name(computes)
+
+
+def _reads(function: Callable[..., Any], argument: str) -> bool:
+    """Return whether a function's code reads an argument, or other keywords; True if unknown."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return True
+    given = inspect.signature(function).parameters.values()
+    wanted = {argument, *(each.name for each in given if each.kind is each.VAR_KEYWORD)}
+    found = (each.argval for each in dis.get_instructions(code))
+    return any(wanted.intersection(v if isinstance(v, tuple) else (v,)) for v in found)
+
+
+def _name(function: Any) -> str:
+    return getattr(inspect.unwrap(function), "__qualname__", type(function).__name__)

@@ -1,7 +1,8 @@
 """What a tuning is doing now, in one line, and about how long it will take.
 
-The time left is an estimate from recorded tunings (docs/results.md): a search ends after about a
-dozen trials, comparison and confirmation take half as long each, a proof 200 steps or a minute.
+The time left is an estimate from the trials so far: a search ends after about a dozen, a proof
+takes 200 steps or a minute. Comparison and confirmation are a few recipes in a few rounds, each of
+which opens a session for each recipe; on a CPU the confirmation starts a process for it, too.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.number_words import times
 from autoprec.core.recipe_words import describe_recipe
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.reporting.text import phase_text, stage_text
 from autoprec.tuning.events import (
     Described,
@@ -26,6 +29,7 @@ from autoprec.tuning.events import (
 
 _EXPECTED_TRIALS = 12
 _EXPECTED_PROOF_STEPS, _MAX_PROOF_SECONDS = 200, 60.0
+_EXPECTED_TURNS = {"reranking": 5 * SPEED.min_rounds, "confirmation": 4 * SPEED.min_rounds}
 _STAGE_ORDER = ("search", "reranking", "proof", "confirmation")
 
 
@@ -41,6 +45,7 @@ class StatusLine:
         self._stage, self._activity, self._phase = "", "starting", ""
         self._recipes, self._trials = 0, 0
         self._best_ratio, self._proof_seconds = 0.0, 0.0
+        self._turn_seconds, self._worker_seconds = 0.0, 0.0
         self._show_speeds = True
         self._weights_in = ""
 
@@ -50,6 +55,8 @@ class StatusLine:
         match event:
             case Started():
                 self._show_speeds = not event.facts.observation.rehearsal
+                on_cpu = event.facts.kind is DeviceKind.CPU
+                self._worker_seconds = SPEED.worker_seconds if on_cpu else 0.0
             case Described():
                 self._recipes = event.points
                 self._weights_in = event.facts.weights_in
@@ -90,6 +97,8 @@ class StatusLine:
             self._proof_seconds = min(
                 _MAX_PROOF_SECONDS, _EXPECTED_PROOF_STEPS * measured.step_seconds
             )
+            turn = max(SPEED.turn_seconds, measured.step_seconds)
+            self._turn_seconds = turn + measured.warmup_seconds
 
     @property
     def text(self) -> str:
@@ -106,11 +115,12 @@ class StatusLine:
             return limited
         expected = max(self._trials + 1, min(self._recipes or _EXPECTED_TRIALS, _EXPECTED_TRIALS))
         search = self._search_seconds * expected / self._trials
+        turn, new = self._turn_seconds, self._worker_seconds
         takes = {
             "search": search,
-            "reranking": search / 2,
+            "reranking": _EXPECTED_TURNS["reranking"] * turn,
             "proof": self._proof_seconds,
-            "confirmation": search / 2,
+            "confirmation": _EXPECTED_TURNS["confirmation"] * (turn + new),
         }
         here = _STAGE_ORDER.index(self._stage)
         left = max(0.0, takes[self._stage] - (now - self._stage_began))

@@ -29,7 +29,7 @@ from autoprec.reporting.closing_sentence import (
 )
 from autoprec.reporting.explain import explain_table, in_float32, operators_table
 from autoprec.reporting.flags import with_flags
-from autoprec.reporting.status_line import StatusLine
+from autoprec.reporting.status_line import StatusLine, time_left_text
 from autoprec.reporting.tables import make_console, say, table
 from autoprec.reporting.text import (
     bytes_text,
@@ -117,6 +117,9 @@ class Terminal:
             case TrialFinished():
                 self._told += 1
                 self._say(_trial_line(event, self._show_speeds, self._weights_in))
+                left = self._status_line.seconds_left()
+                if self._told == 1 and left:
+                    self._say(f"  {time_left_text(left)}", "dim")
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 name = event.recipe.policy.name_with(self._weights_in)

@@ -38,6 +38,14 @@ def _read_policies(given: str | Iterable[str | Policy]) -> tuple[Policy, ...]:
     return tuple(dict.fromkeys(Policy.parse(name) for name in names if name.strip()))
 
 
+def _read_policy(given: str | Policy) -> Policy | None:
+    """Read a name; float32 is what everything is compared with anyway."""
+    if not isinstance(given, str):
+        raise TypeError(given)
+    policy = Policy.parse(given)
+    return None if policy is Policy.FLOAT32 else policy
+
+
 def _read_checkpoint(given: str | Path) -> Path:
     """Return the absolute path of a readable file; raise `UsageError` where there is none."""
     file = Path(given).expanduser()
@@ -139,6 +147,16 @@ class Options:
     ).says(
         "exactly these policies, even those the rules refuse: float32, tf32, mixed_bfloat16, "
         "mixed_float16; short names such as bf16 and fp16 are accepted"
+    )
+    baseline: Read[str | Policy | None, Policy | None] = _search(
+        None,
+        "P",
+        read_as=_read_policy,
+        expected='the name of a policy such as "mixed_bfloat16"',
+        new="result",
+    ).says(
+        "the policy you train with today, such as mixed_bfloat16: the result also says how much "
+        "faster the recipe is than that, at your batch (default: float32)"
     )
     batch: Read[str | int, str] = _search(
         "knee",

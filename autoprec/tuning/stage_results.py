@@ -11,6 +11,7 @@ from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.profile import Present
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
@@ -141,6 +142,7 @@ class ConfirmationResult:
     proven: ProvenRecipe | None = None
     speedup: Ratio | None = None
     speedup_same_batch: Ratio | None = None
+    present: Present | None = None
     waterfall: tuple[Part, ...] = ()
     inconclusive: str = ""
     not_covered: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,17 +47,15 @@ from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_digest import task_digest
 
+#: What a quick answer searches for: with start, first step and probe it comes in half a minute.
+QUICK_SEARCH_SECONDS = 15.0
+
 
 def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
     digest = task_digest(job.task)
-    with lock_devices(
-        [each.identity for each in job.devices],
-        wait=job.options.wait,
-        folder=Path(tempfile.gettempdir()),
-        on_wait=lambda text: job.listener(Note(text)),
-    ):
+    with _lock(job):
         job = with_deadline(job)
         study = _open_study(job, digest)
         stored = study.recall(RESULT, StoredProfile)
@@ -70,9 +69,7 @@ def tune(job: TuningJob) -> Profile:
                     Finished(stored.profile, study.history(), study.location, from_study=True)
                 )
                 return stored.profile
-            preflight = run_preflight(job, study, runner)
-            job = replace(job, surveyed=preflight.task.surveyed)
-            runner.settings = job.settings()
+            job, preflight = _prepare(job, study, runner)
             result = _tune_after_preflight(job, study, preflight, runner)
             if job.options.explain:
                 _profile(job, result.confirmation.choice.recipe, runner)
@@ -83,13 +80,43 @@ def tune(job: TuningJob) -> Profile:
     return profile
 
 
+def answer_quickly(job: TuningJob) -> str:
+    """Search for some seconds; say which recipe leads. The trials are kept, for `tune`, too."""
+    limit = min(job.options.search_limit or QUICK_SEARCH_SECONDS, QUICK_SEARCH_SECONDS)
+    job = with_deadline(replace(job, options=replace(job.options, search_limit=limit)))
+    with _lock(job):
+        study = _open_study(job, task_digest(job.task))
+        with contextlib.closing(study), job.runner() as runner:
+            job.listener(Stage("start", "loading the task in a worker"))
+            job = with_memory(job, load_task(job, runner).memory)
+            job, preflight = _prepare(job, study, runner)
+            found = run_search(job, study, preflight, runner)
+            return first_answer(found, job.options.policies)
+
+
+def _lock(job: TuningJob) -> AbstractContextManager[None]:
+    return lock_devices(
+        [each.identity for each in job.devices],
+        wait=job.options.wait,
+        folder=Path(tempfile.gettempdir()),
+        on_wait=lambda text: job.listener(Note(text)),
+    )
+
+
+def _prepare(job: TuningJob, study: Study, runner: Runner) -> tuple[TuningJob, PreflightResult]:
+    """Describe task and device; return the job with what later workers need to know of them."""
+    preflight = run_preflight(job, study, runner)
+    job = replace(job, surveyed=preflight.task.surveyed)
+    runner.settings = job.settings()
+    return job, preflight
+
+
 def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
     """Search, race, prove and confirm."""
     found = run_search(job, study, preflight, runner)
-    if said := first_answer(found):
-        job.listener(Note(said))
+    job.listener(Note(first_answer(found, job.options.policies)))
     search = run_race(job, study, found, runner)
     prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from autoprec.core.numerics.proof_steps import SHORT_STEPS
 from autoprec.core.numerics.reference_recipe import is_exact, is_reference
@@ -33,10 +32,6 @@ from autoprec.tuning.tuner import with_memory
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
 from autoprec.workers.task_digest import task_digest, whole_digest
-
-#: What the claims of a profile's gains are called, in their order.
-GainName = Literal["speed-up", "throughput"]
-_GAIN_NAMES: tuple[GainName, ...] = ("speed-up", "throughput")
 
 
 @dataclass(frozen=True)
@@ -81,8 +76,7 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
             return Verification((_failed_to_run(failed, known.baseline),), notes=notes)
         parity = _prove_again(job, profile, runner)
     claims = [Claim("runs", "holds", describe_recipe(profile.recipe), "it runs")]
-    stated = zip(_GAIN_NAMES, profile.gains(), found, strict=False)
-    claims += [_judge_gain(*each) for each in stated]
+    claims += [_judge_gain(*each) for each in zip(profile.gains(), found, strict=False)]
     if parity is not None:
         stated_parity = profile.evidence.parity
         proven = f"{parity.verdict}: {parity.reason}"
@@ -91,11 +85,9 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
     return Verification(tuple(claims), next(iter(found), None), parity, notes)
 
 
-def _judge_gain(
-    name: Literal["speed-up", "throughput"], stated: Gain, found: Ratio | None
-) -> Claim:
+def _judge_gain(stated: Gain, found: Ratio | None) -> Claim:
     """Judge a stated gain by the ratio found now; None: what it is over does not run."""
-    said = stated.ratio.in_words()
+    name, said = stated.name, stated.ratio.in_words()
     if found is None:
         return Claim(name, "unresolved", said, f"{describe_recipe(stated.rival)} does not run")
     return Claim(name, judge_speedup(stated.ratio, found), said, found.in_words())
@@ -120,7 +112,7 @@ def _time_again(
 ) -> tuple[Ratio | None, ...]:
     """Return a ratio found now for each of a profile's gains; none where there are none.
 
-    None stands for float32 at the recipe's own batch, if that does not run.
+    None stands for what the recipe is compared with, if that does not run.
     """
     gains, recipe = profile.gains(), profile.recipe
     if recipe.key() == known.baseline.key() or not gains:
@@ -132,7 +124,9 @@ def _time_again(
         if failed.recipe.key() in (recipe.key(), known.baseline.key()):
             raise
         raise_unrelated(failed.failure)
-        return None, *_time_gains(job, gains[1:], recipe, known, runner)
+        left = [gain for gain in gains if gain.rival.key() != failed.recipe.key()]
+        ratios = iter(_time_gains(job, left, recipe, known, runner))
+        return tuple(next(ratios) if gain in left else None for gain in gains)
 
 
 def _time_gains(

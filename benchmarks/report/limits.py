@@ -173,11 +173,6 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             mebi,
         ),
         Limit(
-            "age of the baseline's timing at which it is timed again",
-            "{:g} s",
-            ("tuning.search.drift_correction:_CHECK_SECONDS",),
-        ),
-        Limit(
             "share of the processors that others may use",
             "{:g} %",
             ("core.speed.contention:BUSY_SHARE",),

@@ -35,6 +35,7 @@ def test_without_srun_the_command_says_where_to_run_it(
         (("--ray", "--slurm", "a100"), "--ray and --slurm given; give one of them"),
         (("--ray", "--plan"), "--plan measures nothing, so it needs no cluster; omit --ray"),
         (("--slurm", "a100", "--plan"), "omit --slurm"),
+        (("--ray", "--quick"), "--quick is for this machine; omit --ray"),
         (("--slurm", " , "), "expected names of partitions: a100,l4"),
     ],
 )

@@ -9,12 +9,14 @@ from fuzz.values import profiles, values_of
 from hypothesis import given, settings
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
     Chosen,
     DeviceRecord,
     Evidence,
+    Present,
     Profile,
     TaskRecord,
     without_speeds,
@@ -112,3 +114,22 @@ def test_a_profile_without_the_newer_names_loads():
     for name in ("waterfall", "inconclusive", "not_covered"):
         del plain["evidence"][name]
     assert from_plain(Profile, plain) == PROFILE
+
+
+def test_the_gain_over_what_the_user_trains_with_is_told_first_and_judged_last() -> None:
+    present = Present(Policy.MIXED_BFLOAT16, Ratio(1.25, 1.2, 1.3, 9))
+    profile = replace(PROFILE, evidence=replace(PROFILE.evidence, present=present))
+    assert profile.describe_gains() == (
+        "1.25x (1.20-1.30, 9 rounds) the samples/s of what you train with, mixed_bfloat16, batch 32"
+        "; 2.00x (1.90-2.10, 9 rounds) the samples/s of float32, batch 32"
+    )
+    assert [gain.name for gain in profile.gains()] == ["throughput", "over yours"]
+    assert profile.gains()[-1].rival == Recipe(Policy.MIXED_BFLOAT16, 32)
+    assert from_plain(Profile, to_plain(profile)) == profile
+
+
+def test_a_recipe_that_is_what_the_user_trains_with_is_told_as_such() -> None:
+    evidence = replace(PROFILE.evidence, present=Present(Policy.MIXED_BFLOAT16))
+    profile = replace(PROFILE, evidence=evidence)
+    assert profile.describe_gains().endswith("; it is what you train with already")
+    assert len(profile.gains()) == 1

@@ -73,7 +73,7 @@ def test_the_loop_trains_what_our_own_trains(policy: Policy, optimizer_first: bo
     recipe = recipe_of(policy)
     losses, expected = reference(recipe, images(80), epochs=4)
     accelerator = Accelerator(cpu=True)
-    precision = bind(accelerator, recipe)
+    precision = bind(accelerator, recipe, watch=False)
     model = net()
     before = {name: id(each) for name, each in model.named_parameters()}
     optimizer = momentum(model.parameters())
@@ -267,7 +267,7 @@ def test_accelerates_own_precision_must_be_the_profiles() -> None:
     with pytest.raises(UsageError, match=r"told bf16 and the profile's policy is float32.*leave"):
         bind(accelerator, recipe_of(Policy.FLOAT32))
     recipe = recipe_of(Policy.MIXED_BFLOAT16)
-    bind(accelerator, recipe)
+    bind(accelerator, recipe, watch=False)
     model = net()
     model, optimizer = accelerator.prepare(model, momentum(model.parameters()))
     with watched(model) as seen:

@@ -40,8 +40,11 @@ from tests.integrations.trained import (
     wrapped_modules,
 )
 
+pytest.importorskip("lightning")
+pytest.importorskip("pytorch_lightning")
+
 pytestmark = [
-    pytest.mark.integrations,
+    pytest.mark.release,
     pytest.mark.usefixtures("without_tensorflow"),
     pytest.mark.filterwarnings("default"),  # Lightning's own
     pytest.mark.filterwarnings("error::autoprec.errors.AutoprecWarning"),
@@ -74,7 +77,7 @@ def test_automatic_optimization_trains_what_our_own_loop_trains(
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_islands_padding_and_layout_hold_in_every_phase(package: str) -> None:
-    made = plugin(recipe_of(Policy.MIXED_BFLOAT16), package=package)
+    made = plugin(recipe_of(Policy.MIXED_BFLOAT16), package=package, watch=False)
     lit = module_of(package)
     before = {name: id(each) for name, each in lit.named_parameters()}
     with watched(lit.net) as seen:
@@ -318,7 +321,7 @@ def test_a_plugin_travels_to_other_processes(package: str) -> None:
 def test_fabric_trains_what_our_own_loop_trains(package: str, policy: Policy) -> None:
     recipe = recipe_of(policy, accumulation_steps=1)
     losses, expected = reference(recipe, images(80), epochs=2, clip=None)
-    made = fabric_plugin(recipe, package=package)
+    made = fabric_plugin(recipe, package=package, watch=False)
     fabric = fabric_of(package).Fabric(accelerator="cpu", devices=1, plugins=[made])
     model = net()
     module, optimizer = fabric.setup(model, momentum(model.parameters()))

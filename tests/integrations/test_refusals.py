@@ -28,6 +28,12 @@ ROWS: list[tuple[Recipe, dict[str, Any], str, str]] = [
     (BFLOAT16, {"finds_batch": "auto_find_batch_size"}, "auto_find_batch_size", "switch it off"),
     (ACCUMULATING, {"accumulation_schedule": True}, "Scheduler changes", "accumulates 4"),
     (ACCUMULATING, {"manual": True}, "manual optimization .* 4", "automatic optimization"),
+    (
+        ACCUMULATING,
+        {"leaves_out_items": "Net.forward"},
+        "Net.forward makes nothing of num_items_in_batch, .* 4 micro-batches",
+        "loss_is_scaled_for_ga = False",
+    ),
     (ACCUMULATING, {"fsdp2": True}, "FSDP2 keeps", "need not be split"),
     (Recipe(), {"closures": "LBFGS"}, "LBFGS calls", "AdamW or SGD"),
     (Recipe(), {"regional_compile": True}, "regional compilation", "use_regional_compilation off"),

@@ -9,22 +9,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer
 
 from autoprec import Policy, Recipe
-from autoprec.core.recipe import Alignment, LossScale
+from autoprec.core.recipe import Alignment
 from autoprec.errors import AutoprecWarning, UsageError
 from autoprec.integrations.transformers import apply
-from tests.integrations.trained import (
-    OVERFLOWS,
-    RIGHT,
-    SCALE,
-    SCALES,
-    images,
-    net,
-    recipe_of,
-    watched,
-    wrapped_modules,
+from tests.integrations.trained import RIGHT, recipe_of, watched, wrapped_modules
+from tests.integrations.transformers_trainings import (
+    Classifier,
+    Losses,
+    arguments,
+    language_model,
+    samples,
+    texts,
+    trainer_of,
 )
 
 pytestmark = [
@@ -35,66 +34,6 @@ pytestmark = [
 ]
 
 
-class Classifier(nn.Module):
-    """`trained.Net` as the Trainer wants its models; it takes no further arguments."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.net = net(dropout)
-
-    def forward(self, pixels: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        logits = self.net(pixels)
-        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
-        return {"loss": loss, "logits": logits}
-
-
-def samples(count: int) -> list[dict[str, Any]]:
-    pixels, targets = images(count)
-    return [{"pixels": p, "labels": t} for p, t in zip(pixels, targets, strict=True)]
-
-
-def arguments(folder: Path, **settings: Any) -> TrainingArguments:
-    return TrainingArguments(
-        **{
-            "output_dir": str(folder),
-            "use_cpu": True,
-            "report_to": [],
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            "logging_strategy": "no",
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 2,
-            "optim": "sgd",
-            "learning_rate": 0.1,
-            "lr_scheduler_type": "constant",
-            **settings,
-        }
-    )
-
-
-def trainer_of(folder: Path, model: Any = None, count: int = 64, **settings: Any) -> Trainer:
-    return Trainer(
-        model=model or Classifier(),
-        args=arguments(folder, **settings),
-        train_dataset=samples(count),
-        eval_dataset=samples(16),
-    )
-
-
-class Losses:
-    """Keeps the losses of a Trainer's micro-batches."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.found: list[float] = []
-        self.own = trainer.training_step
-        trainer.training_step = self  # type: ignore[method-assign, assignment]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        loss = self.own(*args, **kwargs)
-        self.found.append(loss.item())
-        return loss
-
-
 @pytest.mark.parametrize("policy", [Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16])
 def test_the_trainer_trains_under_the_profile(tmp_path: Path, policy: Policy) -> None:
     recipe = recipe_of(policy)
@@ -102,7 +41,7 @@ def test_the_trainer_trains_under_the_profile(tmp_path: Path, policy: Policy) ->
     expected = Losses(plain)
     plain.train()
     trainer = trainer_of(tmp_path)
-    precision = apply(trainer, recipe)
+    precision = apply(trainer, recipe, watch=False)
     losses = Losses(trainer)
     model = trainer.model.net
     with watched(model) as seen:
@@ -155,7 +94,7 @@ def chain(module: nn.Module) -> Iterator[Any]:
 def test_each_trial_of_a_search_is_under_the_profile(tmp_path: Path) -> None:
     """As `_hp_search_setup` does it: another Accelerator, another model."""
     trainer = trainer_of(tmp_path, num_train_epochs=1)
-    precision = apply(trainer, recipe_of(Policy.MIXED_FLOAT16))
+    precision = apply(trainer, recipe_of(Policy.MIXED_FLOAT16), watch=False)
     for _ in range(3):
         trainer.model = trainer.model_wrapped = Classifier()
         trainer.optimizer = trainer.lr_scheduler = None
@@ -196,73 +135,6 @@ def test_the_signature_that_the_trainer_reads_stays(tmp_path: Path) -> None:
     precision.detach()
 
 
-def overflow_in(model: Classifier, steps: list[int]) -> None:
-    def overflow(grad: torch.Tensor) -> torch.Tensor:
-        steps.append(1)
-        return torch.full_like(grad, torch.inf) if len(steps) in OVERFLOWS else grad
-
-    model.net.head.bias.register_hook(overflow)
-
-
-def test_overflows_are_skipped_by_scale_and_scheduler(tmp_path: Path) -> None:
-    recipe = recipe_of(Policy.MIXED_FLOAT16, accumulation_steps=1, loss_scale=SCALE)
-    trainer = trainer_of(
-        tmp_path, gradient_accumulation_steps=1, max_steps=10, lr_scheduler_type="linear"
-    )
-    precision = apply(trainer, recipe)
-    scales: list[float] = []
-    overflow_in(trainer.model, [])
-
-    class Look(TrainerCallback):
-        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            scales.append(precision.scaler.get_scale())
-
-    trainer.add_callback(Look())
-    with pytest.warns(AutoprecWarning, match="256, its floor"):
-        trainer.train()
-    assert scales == SCALES
-    assert precision.skipped == 4
-    assert trainer.state.global_step == 10
-    assert trainer.lr_scheduler.last_epoch == 6  # the Trainer's rule: not on skipped updates
-
-
-def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    recipe = recipe_of(
-        Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=1024.0, growth_interval=4)
-    )
-    saving = {"save_strategy": "steps", "save_steps": 5, "max_steps": 12}
-    trainer = trainer_of(tmp_path, **saving)
-    apply(trainer, recipe)
-    whole = Losses(trainer)
-    trainer.train()
-    trainer = trainer_of(tmp_path, **saving)
-    precision = apply(trainer, recipe)
-    resumed = Losses(trainer)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-    assert resumed.found == whole.found[10:]
-    assert precision.scaler.get_scale() == 1024.0 * 2**3
-
-
-def texts(count: int = 32) -> list[dict[str, list[int]]]:
-    """Sequences whose numbers of valid labels differ much, as questions and answers do."""
-    generator = torch.Generator().manual_seed(3)
-    found = []
-    for number in range(count):
-        ids = torch.randint(0, 50, (40,), generator=generator).tolist()
-        valid = (38, 3, 20, 5, 30, 2, 11, 4)[number // 4 % 8]
-        found.append({"input_ids": ids, "labels": [-100] * (40 - valid) + ids[40 - valid :]})
-    return found
-
-
-def language_model() -> GPT2LMHeadModel:
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=50, n_positions=40, n_embd=16, n_layer=1, n_head=2,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config)
-
-
 @pytest.mark.parametrize("with_function", [False, True])
 def test_split_updates_weigh_tokens_as_whole_ones_do(tmp_path: Path, with_function: bool) -> None:
     """8 micro-batches of 4 against one of 32; the mean of their means would be another gradient."""
@@ -274,19 +146,7 @@ def test_split_updates_weigh_tokens_as_whole_ones_do(tmp_path: Path, with_functi
         return total / num_items_in_batch
 
     for batch, steps in ((32, 1), (4, 8)):
-        trainer = Trainer(
-            model=language_model(),
-            args=arguments(
-                tmp_path,
-                max_steps=1,
-                per_device_train_batch_size=32,
-                gradient_accumulation_steps=1,
-                max_grad_norm=0.0,
-                seed=1,
-            ),
-            train_dataset=texts(),
-            compute_loss_func=loss_of if with_function else None,
-        )
+        trainer = with_texts(tmp_path, compute_loss_func=loss_of if with_function else None)
         accepted = trainer.model_accepts_loss_kwargs
         apply(trainer, Recipe(batch_size=batch, accumulation_steps=steps))
         assert trainer.model_accepts_loss_kwargs is accepted
@@ -296,6 +156,95 @@ def test_split_updates_weigh_tokens_as_whole_ones_do(tmp_path: Path, with_functi
     for whole, split in zip(*gradients, strict=True):
         torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
     assert difference(naive(texts()), gradients[0]) > 0.05
+
+
+class TakesMore(nn.Module):
+    """Takes further arguments, as the Trainer's own models do, and makes nothing of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = language_model()
+
+    def forward(self, input_ids: Any, labels: Any = None, **kwargs: Any) -> Any:
+        return self.inside(input_ids=input_ids, labels=labels)
+
+
+class OwnLoss(Trainer):
+    """Computes the loss itself, a mean over each micro-batch."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        return model(**inputs).loss
+
+
+class PassesOn(OwnLoss):
+    """Leaves the loss to the Trainer."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return Trainer.compute_loss(self, model, inputs, *args, **kwargs)
+
+
+def mean_of(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs["logits"].flatten(0, 1), labels.flatten())
+
+
+def with_texts(
+    folder: Path, kind: type[Trainer] = Trainer, model: Any = None, **settings: Any
+) -> Trainer:
+    return kind(
+        model=model or language_model(),
+        args=arguments(
+            folder,
+            max_steps=1,
+            per_device_train_batch_size=32,
+            gradient_accumulation_steps=1,
+            max_grad_norm=0.0,
+            seed=1,
+        ),
+        train_dataset=texts(),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "make", "settings"),
+    [
+        ("TakesMore.forward", Trainer, TakesMore, {}),
+        ("OwnLoss.compute_loss", OwnLoss, language_model, {}),
+        ("mean_of", Trainer, language_model, {"compute_loss_func": mean_of}),
+    ],
+)
+def test_a_loss_that_leaves_the_updates_tokens_out_is_not_split(
+    tmp_path: Path, named: str, kind: Any, make: Any, settings: dict[str, Any]
+) -> None:
+    """The Trainer takes it for one that is normalised over the update: 8 times the gradient."""
+    recipe = Recipe(batch_size=4, accumulation_steps=8)
+    trainer = with_texts(tmp_path, kind, make(), **settings)
+    with pytest.raises(UsageError, match=rf"{named} makes nothing of .*loss_is_scaled_for_ga"):
+        apply(trainer, recipe)
+    apply(with_texts(tmp_path, kind, make(), **settings), recipe, keep_batch=True)
+    trainer.loss_is_scaled_for_ga = False
+    apply(trainer, recipe)
+
+
+def test_a_loss_that_is_left_to_the_trainer_is_split(tmp_path: Path) -> None:
+    apply(with_texts(tmp_path, PassesOn), Recipe(batch_size=4, accumulation_steps=8))
+
+
+def test_what_is_refused_would_have_had_another_gradient(tmp_path: Path) -> None:
+    norms = []
+    for steps, scaled in ((1, None), (8, None), (8, False)):
+        trainer = with_texts(tmp_path, OwnLoss)
+        trainer.args.per_device_train_batch_size = 32 // steps
+        trainer.args.gradient_accumulation_steps = steps
+        trainer._train_batch_size = 32 // steps
+        trainer.loss_is_scaled_for_ga = scaled
+        found = keep_gradients(trainer)
+        trainer.train()
+        norms.append(float(torch.cat([each.flatten() for each in found]).norm()))
+    assert norms[1] > 4 * norms[0]
+    assert norms[2] < 2 * norms[0]
 
 
 def keep_gradients(trainer: Trainer) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from autoprec import Recipe, apply_profile
 from tests.code_blocks import ROOT
 
 pytestmark = [pytest.mark.integrations, pytest.mark.slow]
@@ -74,3 +75,30 @@ def test_ranks_with_other_profiles_all_raise(trainer: str, tmp_path: Path) -> No
     errors = [each["error"] for each in two_ranks(trainer, "disagreement", tmp_path)]
     assert errors[0] == errors[1]
     assert "policy" in errors[0]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_sharded_ranks_train_as_one_process(trainer: str, tmp_path: Path) -> None:
+    """FSDP2: in float32 exactly, with an island in bfloat16 as far as its rounding allows."""
+    from tests.integrations import two_ranks as script
+
+    for what, tolerance in (("sharded float32", 1e-5), ("sharded", 1e-2)):
+        (folder := tmp_path / what.replace(" ", "-")).mkdir()
+        found = two_ranks(trainer, what, folder)
+        assert found[0]["weights"] == found[1]["weights"]
+        assert [each["steps"] for each in found] == [8, 8]
+        torch.manual_seed(0)
+        model = script.Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recipe = script.recipe_for("alone") if what == "sharded" else Recipe(batch_size=8)
+        precision = apply_profile(recipe, model=model, optimizer=optimizer, watch=False)
+        for inputs, targets in DataLoader(script.data(), batch_size=8):
+            precision.backward(nn.functional.cross_entropy(precision.forward(inputs), targets))
+            precision.step()
+        for weights, parameter in zip(found[0]["weights"], model.parameters(), strict=True):
+            torch.testing.assert_close(
+                torch.tensor(weights), parameter.detach().flatten(), rtol=tolerance, atol=tolerance
+            )
+        assert [each["checks"] for each in found] == (
+            [[["", ""]]] * 2 if what == "sharded" else [[], []]
+        )

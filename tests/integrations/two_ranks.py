@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from autoprec import Policy, Recipe
@@ -40,6 +41,12 @@ def data() -> TensorDataset:
 
 
 def recipe_for(what: str) -> Recipe:
+    if what == "sharded":
+        return Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4, float32_modules=("norm",))
+    if what == "alone":
+        return Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8, float32_modules=("norm",))
+    if what == "sharded float32":
+        return Recipe(batch_size=4)
     if what == "disagreement" and RANK == 1:
         return Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4, accumulation_steps=4)
     if what == "overflow":
@@ -68,9 +75,15 @@ def overflow_on_the_second_rank(model: nn.Module) -> None:
         model.last.bias.register_hook(overflow)  # type: ignore[union-attr, operator]
 
 
+def whole(parameter: Any) -> torch.Tensor:
+    """Return all of a parameter of which each rank has a part."""
+    full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return full.detach()
+
+
 def with_lightning(what: str, model: Net) -> Any:
     import lightning as pl
-    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
     from autoprec.integrations.lightning import plugin
 
@@ -83,15 +96,23 @@ def with_lightning(what: str, model: Net) -> Any:
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
         def on_train_start(self) -> None:  # Lightning registers hooks on GPUs only
-            self.trainer.strategy.model.register_comm_hook(None, counted)
+            if not is_sharded:
+                self.trainer.strategy.model.register_comm_hook(None, counted)
+
+        def configure_model(self) -> None:
+            if is_sharded:
+                fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    is_sharded = what.startswith("sharded")
+    sharding = ModelParallelStrategy(2, 1, process_group_backend="gloo")
+    ddp = DDPStrategy(process_group_backend="gloo")
     made = plugin(recipe_for(what))
     trainer = pl.Trainer(
         accelerator="cpu", devices=2, max_epochs=1, plugins=[made], logger=False,
-        strategy=DDPStrategy(process_group_backend="gloo"), use_distributed_sampler=False,
+        strategy=sharding if is_sharded else ddp, use_distributed_sampler=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     own = DistributedSampler(data(), num_replicas=2, rank=RANK, shuffle=False)
@@ -100,17 +121,22 @@ def with_lightning(what: str, model: Net) -> Any:
 
 
 def with_accelerate(what: str, model: Net) -> Any:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 
     from autoprec.integrations.accelerate import bind
 
     accelerator = Accelerator(cpu=True)
+    is_sharded = what.startswith("sharded")
+    if is_sharded:  # which accelerate leaves to GPUs
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     loop = bind(accelerator, recipe_for(what))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     prepared, optimizer, loader = accelerator.prepare(
         model, optimizer, DataLoader(data(), batch_size=4)
     )
-    prepared.register_comm_hook(None, counted)
+    if not is_sharded:
+        prepared.register_comm_hook(None, counted)
     for inputs, targets in loader:
         with accelerator.accumulate(prepared):
             accelerator.backward(nn.functional.cross_entropy(prepared(inputs), targets))
@@ -128,7 +154,8 @@ def main(trainer: str, what: str, folder: Path) -> None:
     try:
         loop = {"lightning": with_lightning, "accelerate": with_accelerate}[trainer](what, model)
         found = {"reduced": len(REDUCED), "skipped": loop.skipped, "steps": loop.steps}
-        found["weights"] = [p.detach().flatten().tolist() for p in model.parameters()]
+        found["weights"] = [whole(p).flatten().tolist() for p in model.parameters()]
+        found["checks"] = [(each.problem, each.not_checked) for each in loop.watched]
     except UsageError as error:
         found["error"] = str(error)
     (folder / f"{RANK}.json").write_text(json.dumps(found))

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import FakeClock, steady
+from factories import FakeClock, device_of_family, steady
 
 from autoprec import api, probing
+from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -22,6 +23,7 @@ from autoprec.tuning.events import (
     Progress,
     Round,
     Stage,
+    Started,
     TrialFinished,
     TrialStarted,
 )
@@ -32,7 +34,7 @@ RECIPE = Recipe()
 
 def trial(now: Any, clock: FakeClock, seconds: float, step: float = 0.1) -> None:
     """One more trial, of so many seconds."""
-    measured = steady(step)
+    measured = steady(step, warmup_seconds=1.0)
     outcome = Outcome({"policy": "float32"}, Status.OK, measured)
     now(TrialStarted(0, RECIPE, "why"))
     clock.now += seconds
@@ -49,18 +51,22 @@ def test_nothing_is_guessed_before_a_trial_has_run() -> None:
 def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
     clock = FakeClock(100.0)
     now = StatusLine(clock=clock)
+    device = device_of_family("amd-zen5")
+    now(Started("task.py", device, propose(device), "study"))
     now(Described(TASK, 0, 32))
     now(Stage("search", "32 recipes"))
     left = []
     for _ in range(4):
         trial(now, clock, 2.0)
         left.append(now.seconds_left())
-    # Twelve trials of 2 s, half of that for re-ranking and confirmation each, 200 steps of 0.1 s.
-    assert left == pytest.approx([66.0, 64.0, 62.0, 60.0])
+    # Twelve trials of 2 s, 200 steps of 0.1 s, 15 turns of 1.15 s and 12 in new processes of 2 s.
+    turns, processes = 27 * 1.15, 24.0
+    rest = 20.0 + turns + processes
+    assert left == pytest.approx([22.0 + rest, 20.0 + rest, 18.0 + rest, 16.0 + rest])
     for name in ("reranking", "proof", "confirmation"):
         now(Stage(name))
         left.append(now.seconds_left())
-    assert left[-3:] == pytest.approx([44.0, 32.0, 12.0])
+    assert left[-3:] == pytest.approx([rest, rest - 15 * 1.15, 12 * 1.15 + processes])
     clock.now += 60.0
     assert now.seconds_left() == 0.0
 

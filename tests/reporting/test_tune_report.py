@@ -63,6 +63,16 @@ def test_a_trial_is_a_line_with_its_throughput_ratio_step_and_memory() -> None:
     assert "trial  2  mixed_bfloat16, batch 64: 2000 samples/s, 2.00x, step 32 ms, 300 MiB" in text
 
 
+def test_after_the_first_trial_the_rest_is_estimated_once() -> None:
+    first, second = (
+        TrialFinished(number, Recipe(), outcome("float32", 32, 0.032), 1000.0, 1000.0)
+        for number in range(2)
+    )
+    text = shown(Stage("search", "9 recipes"), first, second)
+    assert text.count(" left\n") == 1
+    assert text.index("trial  1") < text.index(" left\n") < text.index("trial  2")
+
+
 def test_a_failed_trial_says_how_it_failed() -> None:
     failed = Outcome(point(batch=512), Status.OUT_OF_MEMORY, reason="DefaultCPUAllocator")
     text = shown(TrialFinished(0, Recipe(batch_size=512), failed, 0.0, 0.0))

@@ -46,7 +46,7 @@ RUNNER = SimpleNamespace(drop=lambda: None)
 JOB = cast(
     Any,
     SimpleNamespace(
-        options=SimpleNamespace(rounds=5, seed=0, attribute=False),
+        options=SimpleNamespace(rounds=5, seed=0, attribute=False, baseline=None),
         listener=silent,
         memory_bytes=None,
         float32_allowed=True,

@@ -6,7 +6,6 @@ built, or as the model is built late.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from autoprec.api import tune
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
-from autoprec.core.speed.space import BATCH
 from autoprec.tuning.events import Event, Finished, Note, Round, TrialFinished
 
 pytestmark = pytest.mark.usefixtures("unmeasured", "in_process")
@@ -88,8 +86,8 @@ def in_two_tunings(path: Path) -> tuple[list[Event], Profile, list[Event]]:
     return first, profile, second
 
 
-def test_trials_at_a_pace_of_another_order_are_measured_anew(write: Callable[..., Path]) -> None:
-    first, profile, second = in_two_tunings(write(PACE.format(slower=72)))
+def test_trials_at_another_pace_are_measured_anew(write: Callable[..., Path]) -> None:
+    first, profile, second = in_two_tunings(write(PACE.format(slower=1.786)))
     assert set(batches(first)) <= set(batches(second))
     assert "measured again" in notes(second)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
@@ -97,20 +95,12 @@ def test_trials_at_a_pace_of_another_order_are_measured_anew(write: Callable[...
     assert profile.evidence.speedup.ratio == pytest.approx(2.0, rel=0.1)
 
 
-def test_trials_at_a_slower_pace_are_compared_by_the_baseline(write: Callable[..., Path]) -> None:
-    first, profile, second = in_two_tunings(write(PACE.format(slower=1.786)))
+def test_trials_at_nearly_the_same_pace_are_kept(write: Callable[..., Path]) -> None:
+    first, profile, second = in_two_tunings(write(PACE.format(slower=1.3)))
     assert not set(batches(first)) & set(batches(second))
-    assert re.search(r"0\.5\d?x the speed", notes(second))
+    assert "measured again" not in notes(second)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
-    finished = next(event for event in second if isinstance(event, Finished))
-    rates = {(o.point["policy"], o.point[BATCH]): o.rate for o in finished.outcomes}
-    alike = {size for policy, size in rates if policy == "mixed_bfloat16"}
-    alike &= {size for policy, size in batches(first) if policy == "float32"}
-    assert alike
-    for size in alike:
-        gain = (0.002 + 0.0005 * size) / (0.002 + 0.00025 * size)
-        found = rates["mixed_bfloat16", size] / rates["float32", size]
-        assert found == pytest.approx(gain, rel=0.1)
+    assert profile.evidence.speedup.ratio == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_machine_that_slows_down_after_the_baseline_is_inconclusive_and_said_again(

@@ -91,6 +91,6 @@ def test_float32_that_does_not_fit_at_the_larger_batch_leaves_that_gain_open(
     assert found[0] is None
     assert found[1] is not None
     assert found[1].ratio == 2.0
-    claim = verification._judge_gain("speed-up", profile.gains()[0], None)
+    claim = verification._judge_gain(profile.gains()[0], None)
     assert claim.result == "unresolved"
     assert claim.found == "float32, batch 64 does not run"

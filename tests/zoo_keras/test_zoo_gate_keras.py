@@ -14,10 +14,8 @@ from pathlib import Path
 import keras
 import pytest
 
-from autoprec.tuning.proof.recipe_proof import Proof
-from benchmarks.numerics.judge import at_tuned_scale, tracer
 from benchmarks.numerics.labels import POLICIES
-from tests.zoo_tasks import loaded
+from tests.zoo_tasks import verdicts
 
 pytestmark = [
     pytest.mark.keras,
@@ -32,13 +30,13 @@ SEED = 1000  # the first of those that the whole table is made of
 LABELS = ("broken", "healthy")
 
 
-def pairs() -> Iterator[tuple[Path, str, str]]:
-    """A third of each folder's tasks under each policy, with what long runs show."""
+def tasks() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A third of each folder's tasks, with what long runs show of each policy."""
     for folder in (HERE, HERE / "field"):
         truth = json.loads((folder / "truth.json").read_text(encoding="utf-8"))["tasks"]
         for name in sorted(truth)[::3]:
-            for policy in POLICIES:
-                yield folder / f"{name}.py", policy, truth[name][policy]["label"]
+            labels = {policy: truth[name][policy]["label"] for policy in POLICIES}
+            yield folder / f"{name}.py", labels
 
 
 @pytest.fixture
@@ -50,26 +48,22 @@ def no_lines() -> Iterator[None]:
 
 
 def test_a_third_of_each_folder_is_judged_and_holds_both_labels() -> None:
-    chosen = list(pairs())
-    assert len(chosen) == 20
+    chosen = [truth for _, truth in tasks()]
+    assert len(chosen) == 10
     for policy in POLICIES:
-        labels = [label for _, own, label in chosen if own == policy]
+        labels = [truth[policy] for truth in chosen]
         assert all(labels.count(label) >= 3 for label in LABELS)
 
 
 @pytest.mark.parametrize(
-    ("path", "policy", "label"),
-    [
-        pytest.param(*pair, id=f"{pair[0].stem}-{pair[1]}")
-        for pair in pairs()
-        if pair[2] in LABELS  # of the others long runs leave open what becomes of them
-    ],
+    ("path", "truth"), [pytest.param(*task, id=task[0].stem) for task in tasks()]
 )
 @pytest.mark.usefixtures("no_lines")
 def test_what_breaks_is_caught_and_what_is_healthy_is_not_flagged(
-    path: Path, policy: str, label: str
+    path: Path, truth: dict[str, str]
 ) -> None:
     keras.utils.clear_session(free_memory=False)
-    proof = Proof(tracer(loaded(path), SEED, framework="keras"))
-    verdict = proof.prove(at_tuned_scale(proof, POLICIES[policy]))
-    assert ("healthy" if verdict.verdict == "equal" else "broken") == label, verdict.reason
+    clear = {policy: label for policy, label in truth.items() if label in LABELS}
+    found = verdicts(path, clear, framework="keras", seed=SEED)
+    labels = {p: "healthy" if each.verdict == "equal" else "broken" for p, each in found.items()}
+    assert labels == clear, {policy: each.reason for policy, each in found.items()}

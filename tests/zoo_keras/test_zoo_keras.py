@@ -44,8 +44,24 @@ def measured(folder):
 
 
 def tracer(path):
+    return tracer_of(loaded(path))
+
+
+def tracer_of(task):
     keras.utils.clear_session(free_memory=False)
-    return KerasBackend().tracer(loaded(path), device="cpu", seed=0, report=lambda *_: None)
+    return KerasBackend().tracer(task, device="cpu", seed=0, report=lambda *_: None)
+
+
+def eager_tracer(path):
+    """Of a task whose few steps run without a trace, whose making takes longer than they do."""
+    task = loaded(path)
+
+    def build_model():
+        model = task.build_model()
+        model.run_eagerly = True
+        return model
+
+    return tracer_of(replace(task, build_model=build_model))
 
 
 def tuned(policy, traced):
@@ -69,9 +85,9 @@ def test_what_the_author_said_is_what_long_runs_show(name):
     assert found == sys.modules[name].TRUTH
 
 
-@pytest.mark.parametrize("name", ["cosine_similarity", "rms_norm"])
-def test_what_was_measured_is_measured_again(name):
-    """In a tenth of the steps float16 breaks these tasks already, and bfloat16 does not."""
+def test_what_was_measured_is_measured_again():
+    """In a tenth of the steps float16 breaks this task already, and bfloat16 does not."""
+    name = "rms_norm"
     found = truth_of(loaded(HERE / f"{name}.py"), steps=20, seeds=(2, 2))
     for policy in POLICIES:
         assert found[policy]["label"] == measured(HERE)[name][policy]["label"], found[policy]
@@ -81,7 +97,7 @@ def test_what_was_measured_is_measured_again(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names(HERE))
 def test_single_steps_tell_broken_from_healthy(name):
-    traced = tracer(HERE / f"{name}.py")
+    traced = eager_tracer(HERE / f"{name}.py")
     traced.reference(batch_size=16, steps=9, checkpoints=(0, 2, 8))
     noise = traced.noise(draws=3)
     for policy in POLICIES:
@@ -101,7 +117,7 @@ def test_single_steps_tell_broken_from_healthy(name):
     ],
 )
 def test_an_island_repairs_what_one_layer_breaks(name, policy, island):
-    traced = tracer(HERE / f"{name}.py")
+    traced = eager_tracer(HERE / f"{name}.py")
     traced.reference(batch_size=16, steps=3, checkpoints=(0, 2))
     broken = tuned(policy, traced)
     mended = replace(broken, float32_modules=(island,))
@@ -117,7 +133,6 @@ def test_an_island_repairs_what_one_layer_breaks(name, policy, island):
         ("learned_frequencies", "bfloat16", "its loss is"),
         ("slopes_by_differences", "bfloat16", "its loss is"),
         ("house_prices", "bfloat16", "its loss is"),
-        ("house_prices_scaled", "float16", ""),
         ("variance_upcast", "bfloat16", ""),
     ],
 )

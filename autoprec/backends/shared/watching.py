@@ -21,7 +21,7 @@ def told_what_mends(step: WatchedStep, policy: Policy, modules: Sequence[str], a
     advice = f"keep {named(modules)} in float32: float32_modules in the profile"
     if not modules:
         advice = "no few modules in float32 mend that, so train in float32"
-    advice += ', or apply_profile(..., watch="float32")'
+    advice += ', or say watch="float32" where the profile is applied'
     if action == "raise":
         raise AutoprecError(f"{fault(step, policy)}. To go on, {advice}")
     _warn(f"{fault(step, policy)}. It may not train as float32 does; {advice}")

@@ -18,6 +18,9 @@ TORCH_DTYPES: Mapping[DType, torch.dtype] = {
 
 LOW_DTYPES = tuple(TORCH_DTYPES[each] for each in (DType.BFLOAT16, DType.FLOAT16))
 
+EXACT_DTYPES = (torch.float64, torch.complex128)
+"""What autocast leaves as it is."""
+
 FULL_DTYPES = {**dict.fromkeys(LOW_DTYPES, torch.float32), torch.complex32: torch.complex64}
 """What the dtypes of 16-bit numbers are cast up to."""
 

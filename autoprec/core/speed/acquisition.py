@@ -133,9 +133,7 @@ def next_point(
         decision = _most_promising(candidates, good, limits)
         if isinstance(decision, Next):
             return decision
-    if limits.explore_neighbours:
-        return _neighbour_of_fastest(space, open_points, good, limits) or decision
-    return decision
+    return _neighbour_of_fastest(space, open_points, good, limits) or decision
 
 
 def _next_of_survey(

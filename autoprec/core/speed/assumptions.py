@@ -113,9 +113,6 @@ class Assumptions:
     or slower, and the second timing counts. It is four deviations of sessions that differ by an
     eighth; single turns were off by factors of 6 to 30."""
 
-    drift_log_threshold: float = 0.1
-    """Timings of the baseline that differ by less show no change: its sessions differ as much."""
-
     wide_interval_factor: float = 1.5
     """An interval whose ends are this many times apart is too wide if it is also wider than the
     gain itself: "1.48x (1.10-2.18)". No recorded tuning has such an interval."""

@@ -1,7 +1,7 @@
 """Decides whether measurements are consistent; if they are not, nothing is concluded from them.
 
-Machines are noisy, and most of the noise is handled: interleaved rounds, intervals, drift
-correction. Here it is checked whether that was enough. A step that another process disturbs takes
+Machines are noisy, and most of the noise is handled by interleaved rounds and their intervals. Here
+it is checked whether that was enough. A step that another process disturbs takes
 up to 65 % longer; numbers further apart than this mean that the machine changed in between, and a
 recipe chosen by them would be chosen by luck.
 """

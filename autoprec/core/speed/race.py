@@ -17,39 +17,67 @@ from autoprec.core.speed import best_arm
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.core.speed.selection import Finalist
-from autoprec.core.speed.space import point_key
+from autoprec.core.speed.selection import Finalist, smallest_of_fastest
+from autoprec.core.speed.space import BATCH, point_key
 from autoprec.core.speed.trial_results import Outcome, possibly_disturbed
 
 
 def find_contenders(
-    history: Sequence[Outcome], allowed: Callable[[Outcome], bool], *, new_processes: bool
+    history: Sequence[Outcome],
+    allowed: Callable[[Outcome], bool],
+    *,
+    new_processes: bool,
+    batch_share: float = SPEED.knee_share,
 ) -> tuple[Outcome, ...]:
-    """Return the recipes of a search that race, the fastest first.
+    """Return the recipes of a search that race: the one to beat, then the others, fastest first.
 
-    Those are the fastest one `allowed`, and others that may beat it by enough for their seconds.
-    `new_processes`: each round starts workers and opens sessions anew.
+    Those may beat it by enough for their seconds, at a larger batch by more than the `batch_share`
+    that a smaller one may lose. `new_processes`: each round starts workers and opens sessions anew.
     """
     may_run = [outcome for outcome in history if outcome.rate > 0 and allowed(outcome)]
     if not may_run:
         return ()
-    first, *others = sorted(may_run, key=lambda outcome: -outcome.rate)
-    worth = [each for each in others if _is_worth_racing(each, first, new_processes)]
+    first = _one_to_beat(may_run, batch_share)
+    worth = [
+        each
+        for each in sorted(may_run, key=lambda outcome: -outcome.rate)
+        if each is not first and _is_worth_racing(each, first, batch_share, new_processes)
+    ]
     found = [first, *worth][: SPEED.most_contenders]
     slowed = [each for each in possibly_disturbed(history) if each in may_run and each not in found]
     return (*found, *slowed[:1])
 
 
-def _is_worth_racing(outcome: Outcome, fastest: Outcome, new_processes: bool) -> bool:
-    """Return whether this may beat the fastest by enough to be worth the fewest rounds."""
+def _one_to_beat(may_run: Sequence[Outcome], batch_share: float) -> Outcome:
+    """Return the fastest, where the knee is wanted of the smallest batch that may be the fastest.
+
+    Single timings tell batches apart no better, and rounds and proof of a larger one take longer.
+    """
+    size = smallest_of_fastest(
+        may_run,
+        lambda outcome: outcome.rate,
+        lambda outcome: outcome.loader_feeds,
+        lambda outcome: int(outcome.point[BATCH]),
+        share=1 - SPEED.may_be_fastest_share,
+    )
+    at_knee = [outcome for outcome in may_run if int(outcome.point[BATCH]) == size]
+    among = at_knee if batch_share >= SPEED.knee_share else may_run
+    return max(among, key=lambda outcome: outcome.rate)
+
+
+def _is_worth_racing(
+    outcome: Outcome, first: Outcome, batch_share: float, new_processes: bool
+) -> bool:
+    """Return whether this may beat the first by enough to be worth the fewest rounds."""
     measured = outcome.measurement
     assert measured is not None
     ready = measured.warmup_seconds + SPEED.worker_seconds
     turn = max(SPEED.turn_seconds, measured.step_seconds)
     rounds = SPEED.min_rounds
     seconds = rounds * turn + (rounds if new_processes else 1) * ready
-    promised = Prediction(math.log(outcome.rate / fastest.rate), SPEED.search_ratio_error)
-    return promised.expected_gain(0.0) > SPEED.gain_per_second * seconds
+    promised = Prediction(math.log(outcome.rate / first.rate), SPEED.search_ratio_error)
+    least = batch_share if int(outcome.point[BATCH]) > int(first.point[BATCH]) else 0.0
+    return promised.expected_gain(least) > SPEED.gain_per_second * seconds
 
 
 def who_runs_on(rates: Sequence[Sequence[float]], round_seconds: float) -> tuple[int, ...]:
@@ -112,6 +140,9 @@ def known_finalist(
 
 
 def _with_rate(outcome: Outcome, rate: float) -> Outcome:
-    """Return the outcome at another rate; the difference counts as the machine's drift."""
-    assert outcome.measurement is not None
-    return replace(outcome, drift=outcome.measurement.samples_per_second / rate)
+    """Return the outcome at another rate."""
+    measured = outcome.measurement
+    assert measured is not None
+    longer = measured.samples_per_second / rate
+    steps = {name: longer * getattr(measured, name) for name in ("step_seconds", "low", "high")}
+    return replace(outcome, measurement=replace(measured, **steps))

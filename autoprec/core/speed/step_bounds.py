@@ -41,6 +41,9 @@ _CLEARLY_SMALLER_RATIO = 0.95
 #: benchmarks/gpu/real/imagenette.py; it gained 1.1x at most.
 USUAL_PEAK_SHARE = 0.68
 
+#: What is bound by memory gains at most so much by 16 bits.
+_HALF_THE_BYTES = 2.0
+
 #: A bound this many times smaller is due to matrix units, not to smaller activations.
 _WIDE_RATIO = 2.5
 
@@ -226,13 +229,32 @@ def explain_expectation(
         return (f"nothing is to be expected: {_why_no_faster_dtype(peaks)}",)
     gains = [each for each in estimated if each.policy is not Policy.FLOAT32]
     if not gains:
-        return (f"how much cannot be said without measuring: {_what_is_missing(peaks, task)}",)
+        missing = _what_is_missing(peaks, task)
+        rough = _expect_of_products(peaks, policies)
+        return (f"{rough or 'how much'} cannot be said without measuring: {missing}",)
     batches = sorted({each.batch for each in gains})
     at = {batch: [each for each in estimated if each.batch == batch] for batch in batches}
     said = [_expect_at_batch(batch, found, task) for batch, found in at.items()]
     if task.convolutions and peaks.fact(DType.TF32).support is not Support.NATIVE:
         said += filter(None, [_expect_without_kernels(at[batches[-1]])])
     return tuple(said)
+
+
+def _expect_of_products(device: DeviceFacts, policies: Sequence[Policy]) -> str:
+    """Say what the products alone promise; "" where none were measured on such a device.
+
+    What is bound by memory gains at most by half the bytes.
+    """
+    mixed = [policy for policy in policies if policy.mixed]
+    ratios = {policy: device.fact(policy.compute_dtype).family_ratio or 0.0 for policy in mixed}
+    best = max(mixed, key=lambda policy: ratios[policy], default=None)
+    if best is None or not ratios[best]:
+        return ""
+    return (
+        f"at most about {about_times(max(_HALF_THE_BYTES, ratios[best]))} by {best}: "
+        f"{best.compute_dtype} products were measured at {about_times(ratios[best])} float32's on "
+        f"another {device.title}. How much of a step they are"
+    )
 
 
 def _best(estimated: Sequence[Estimate]) -> Estimate:
@@ -311,6 +333,7 @@ def plan_memory(task: TaskFacts, batch: int, available: int | None) -> MemoryPla
     """Predict the memory of a float32 step; None where what it keeps was not counted.
 
     `available` are the bytes that may be used, None for the sizes that accelerators are sold with.
+    Where batches differ in shape, it is the memory of the longest.
     """
     if not task.saved_bytes_per_sample:
         return None
@@ -318,6 +341,7 @@ def plan_memory(task: TaskFacts, batch: int, available: int | None) -> MemoryPla
     update = _UPDATE_COPIES * task.trainable_bytes
     largest = max((kernel.bytes_per_sample for kernel in task.kernels), default=0.0)
     growing = task.saved_bytes_per_sample + _UNSAVED_OPERANDS_SHARE * largest
+    growing *= max(1.0, task.most_saved_bytes_per_sample / task.saved_bytes_per_sample)
     limits = [available] if available else [size * GIB for size in COMMON_MEMORY_GIB]
     fits = tuple(
         Fitting(limit, int((limit - fixed) / growing) if limit > fixed + update else 0)

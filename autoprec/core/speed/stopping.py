@@ -20,10 +20,10 @@ class Limits:
     `optimism` is how many standard deviations above its prediction a point is hoped to be.
     `setup_seconds` is the cost of a trial in addition to its steps, which it times for
     `timed_seconds` and for at least `steps` steps with the warm-up. A trial must promise an
-    expected gain of `gain_per_second` for every second that it takes. If `explore_neighbours`,
-    trials of up to `cheap_seconds` are spent next to the fastest recipe on what the model cannot
-    know. A recipe whose step takes longer than `longest_step` seconds could not be proven in the
-    time there is: its trial costs more than any gain.
+    expected gain of `gain_per_second` for every second that it takes, but for trials of up to
+    `cheap_seconds` next to the fastest recipe: they are spent on what the model cannot know. A
+    recipe whose step takes longer than `longest_step` seconds could not be proven in the time there
+    is: its trial costs more than any gain.
     """
 
     memory_bytes: float | None = None
@@ -35,7 +35,6 @@ class Limits:
     steps: int = 4
     gain_per_second: float = SPEED.gain_per_second
     cheap_seconds: float = 3.0
-    explore_neighbours: bool = True
     longest_step: float = math.inf
 
     def with_setup(self, seconds: float | None) -> Limits:

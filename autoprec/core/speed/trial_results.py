@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from autoprec.core.measurement import Measurement
@@ -31,23 +31,19 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished trial: where it was and what came of it.
-
-    `drift` is how fast the reference ran at that time, relative to its first time (1: as fast).
-    """
+    """One finished trial: where it was and what came of it."""
 
     point: Point
     status: Status
     measurement: Measurement | None = None
     reason: str = ""
-    drift: float = 1.0
 
     @property
     def rate(self) -> float:
-        """Return samples per second, corrected for drift; 0 where the trial failed."""
+        """Return samples per second; 0 where the trial failed."""
         if self.status is not Status.OK or self.measurement is None:
             return 0.0
-        return self.measurement.samples_per_second / self.drift
+        return self.measurement.samples_per_second
 
     @property
     def loader_feeds(self) -> float:
@@ -58,28 +54,6 @@ class Outcome:
 def ran(outcome: Outcome) -> bool:
     """Return whether a trial came to its end, so that its rate is known."""
     return outcome.rate > 0
-
-
-def combined(timings: Sequence[Outcome]) -> Outcome:
-    """Return one outcome for a point that was timed several times: its median rate.
-
-    The middle timing counts; of an even number the geometric mean of the two in the middle, with an
-    interval that holds both of theirs. Where none ran, the first counts.
-    """
-    good = sorted((outcome for outcome in timings if outcome.rate > 0), key=lambda o: o.rate)
-    if not good:
-        return timings[0]
-    lower, upper = good[(len(good) - 1) // 2], good[len(good) // 2]
-    slow, fast = lower.measurement, upper.measurement
-    if lower is upper or slow is None or fast is None:
-        return upper
-    middle = replace(
-        slow,
-        step_seconds=slow.step_seconds * math.sqrt(lower.rate / upper.rate),
-        low=min(slow.low, fast.low),
-        high=max(slow.high, fast.high),
-    )
-    return replace(lower, measurement=middle)
 
 
 def setup_seconds(history: Sequence[Outcome]) -> float | None:

@@ -15,11 +15,12 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.integrations.seam import ForeignLoop
+from autoprec.integrations.settings import Settings
 
 _CLASSES = {
     "lightning": "autoprec.integrations.lightning.of_lightning",
@@ -30,35 +31,28 @@ _CLASSES = {
 def plugin(
     profile: str | Path | Profile | Recipe | None,
     *,
-    part: str | None = None,
-    strict: bool = False,
-    fallback: Literal["measured", "rules"] = "measured",
     package: str | None = None,
+    **settings: Unpack[Settings],
 ) -> Any:
     """Return a plugin for `Trainer(plugins=[...])`, without `precision=` beside it.
 
-    `part` names the module that was tuned inside the LightningModule where that cannot be seen,
-    such as "net"; `package` is "lightning" or "pytorch_lightning", by default the one in use.
+    `package` is "lightning" or "pytorch_lightning", by default the one in use.
     """
-    loop = ForeignLoop("Lightning", profile, part=part, strict=strict, fallback=fallback)
+    loop = ForeignLoop("Lightning", profile, **settings)
     return _classes(package).AutoprecPrecision(loop)
 
 
 def fabric_plugin(
     profile: str | Path | Profile | Recipe | None,
     *,
-    part: str | None = None,
-    strict: bool = False,
-    fallback: Literal["measured", "rules"] = "measured",
     package: str | None = None,
+    **settings: Unpack[Settings],
 ) -> Any:
     """Return a plugin for `Fabric(plugins=[...])`; see `plugin`.
 
     Accumulating is the script's: it divides the loss by `plugin.accumulation_steps`.
     """
-    loop = ForeignLoop(
-        "Fabric", profile, part=part, strict=strict, fallback=fallback, script_accumulates=True
-    )
+    loop = ForeignLoop("Fabric", profile, script_accumulates=True, **settings)
     return _classes(package).AutoprecFabricPrecision(loop)
 
 

@@ -28,14 +28,16 @@ class FabricPlugin(Plugin):
     @contextmanager
     def forward_context(self) -> Iterator[None]:
         """Attach the profile, and open its autocast."""
-        self.loop.attach(self._module)
+        if self.loop.attached is None:
+            self.loop.attach(self._module)
         with self.loop.cast():
             yield
 
     def backward(self, tensor: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        """Scale the loss."""
+        """Scale the loss, and let checks know it."""
         scaled = self.loop.scaler.scale(tensor)
         super().backward(scaled, model, *args, **kwargs)  # type: ignore[misc]
+        self.loop.note_loss(tensor, divided=True)
 
     def unscale_gradients(self, optimizer: Any) -> None:
         """Unscale before Fabric clips; give it `error_if_nonfinite=False` under a loss scale."""

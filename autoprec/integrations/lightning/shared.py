@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.integrations.seam import ForeignLoop
 
 
@@ -32,6 +33,11 @@ class Plugin:
         """Return the number of updates skipped because gradients were not finite."""
         return self.loop.skipped
 
+    @property
+    def watched(self) -> tuple[WatchedStep, ...]:
+        """Return the checks made during training so far."""
+        return self.loop.watched
+
     def float32(self) -> Any:
         """Return a context without autocast, for a loss that needs full precision."""
         return self.loop.float32()
@@ -41,7 +47,7 @@ class Plugin:
         return self.loop.inputs(data)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale and the counts."""
+        """Return the loss scale, the counts and the checks."""
         return self.loop.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

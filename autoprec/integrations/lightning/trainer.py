@@ -48,6 +48,11 @@ class TrainerPlugin(Plugin):
         """Scale the loss."""
         return super().pre_backward(self.loop.scaler.scale(tensor), module)  # type: ignore[misc]
 
+    def post_backward(self, tensor: Any, module: Any) -> Any:
+        """Let checks know the loss."""
+        self.loop.note_loss(tensor, divided=True, scaled=True)
+        return super().post_backward(tensor, module)  # type: ignore[misc]
+
     def optimizer_step(
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:

@@ -7,15 +7,21 @@ by itself. Parts attribute the speedup of the choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.numerics.reference_recipe import is_exact
+from autoprec.core.profile import Present
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe, communication_settings
 from autoprec.core.speed.acquisition import fit_model
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.attribution import PRECISION, switch_off_in_turn
+from autoprec.core.speed.attribution import (
+    PRECISION,
+    baseline_at_batch_of,
+    switch_off_in_turn,
+)
 from autoprec.core.speed.keep_memory import clearly_pays
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.stage_results import SearchResult
@@ -64,34 +70,55 @@ class Ablations:
             for step in switch_off_in_turn(each, self.search.baseline)
             if is_exact(step.recipe) and step.recipe.batch_size == recipe.batch_size
         ]
-        plain.sort(key=lambda step: step.what != PRECISION)
-        more = [step.recipe for step in plain]
-        return self._affordable([recipe, *simpler], more, step_seconds)
+        alike = [step.recipe for step in plain if step.what == PRECISION]
+        rest = [step.recipe for step in plain]
+        return self._affordable([recipe, *simpler, *alike[:1]], rest, step_seconds)
 
     def parts(self, recipe: Recipe, step_seconds: float | None) -> list[Recipe]:
-        """Return what lies between a recipe and the baseline, as far as time and memory allow."""
-        steps = [*switch_off_in_turn(recipe, self.search.baseline)]
-        steps.sort(key=lambda step: step.what != PRECISION)
-        return self._affordable([recipe], [step.recipe for step in steps], step_seconds)
+        """Return what lies between a recipe and the baseline, as far as time and memory allow.
+
+        What the result is told over always runs: float32 with the recipe's settings, plain float32
+        at its batch, and what the user trains with already.
+        """
+        plain = self.search.baseline
+        steps = switch_off_in_turn(recipe, plain)
+        alike = baseline_at_batch_of(recipe, plain).key()
+        told = [s.recipe for s in steps if s.what == PRECISION or s.recipe.key() == alike]
+        told += [] if self.present is None else [self.present]
+        return self._affordable([recipe, *told], [step.recipe for step in steps], step_seconds)
+
+    @property
+    def present(self) -> Recipe | None:
+        """Return what the user says to train with today; None for plain float32."""
+        policy = self.job.options.baseline
+        return None if policy is None else self.search.baseline.with_policy(policy)
+
+    def gain_over_present(
+        self, recipe: Recipe, rates: Mapping[str, Sequence[float]]
+    ) -> Present | None:
+        """Return what a recipe gains over what the user trains with; None if that did not run."""
+        present = self.present
+        if present is None or present.key() not in rates:
+            return None
+        if present.key() == recipe.key():
+            return Present(present.policy)
+        return Present(present.policy, paired_ratio(rates[recipe.key()], rates[present.key()]))
 
     def _affordable(
         self, given: Sequence[Recipe], more: Sequence[Recipe], step_seconds: float | None
     ) -> list[Recipe]:
-        """Return the recipes but the first and the baseline; of `more` as many as can be timed.
-
-        The first of those always runs: it shows what precision brings.
-        """
+        """Return `given` but the first and the baseline, and of `more` as many as can be timed."""
         baseline = self.search.baseline
         found = {recipe.key(): recipe for recipe in (baseline, *given)}
         known = self._step_seconds(given[0]) if step_seconds is None else step_seconds
         left = max(SPEED.comparison_seconds, self._turns_seconds(known) + self.seconds(baseline))
         for recipe in more:
-            needed = self.seconds(recipe)
-            affordable = recipe == more[0] or (
-                needed <= left
-                and fit_in_memory_together(self.job, [*found.values(), recipe], self.search.trials)
-            )
-            if recipe.key() not in found and affordable:
+            needed, running = self.seconds(recipe), [*found.values(), recipe]
+            if (
+                recipe.key() not in found
+                and needed <= left
+                and fit_in_memory_together(self.job, running, self.search.trials)
+            ):
                 found[recipe.key()] = recipe
                 left -= needed
         return [recipe for recipe in found.values() if recipe not in (baseline, given[0])]

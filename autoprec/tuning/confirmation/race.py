@@ -128,7 +128,8 @@ def _contenders(job: TuningJob, search: SearchResult) -> tuple[Outcome, ...]:
         return chosen and point_key(outcome.point) != baseline
 
     history = search.ranking or search.trials.history
-    return find_contenders(history, allowed, new_processes=job.on_cpu)
+    share = search.trials.space.batch_share
+    return find_contenders(history, allowed, new_processes=job.on_cpu, batch_share=share)
 
 
 def _without(search: SearchResult, lost: Outcome, reason: str) -> SearchResult:

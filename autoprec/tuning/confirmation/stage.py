@@ -236,6 +236,8 @@ class _Confirmation:
         """
         self.job.listener(Stage("confirmation", "each part of the speed-up by itself"))
         steps = [step.recipe for step in switch_off_in_turn(recipe, self._baseline)]
+        present = self.ablations.present
+        steps += [] if present in (None, recipe) else [present]
         while True:
             try:
                 return self._time([recipe, *steps], self.job.options.rounds)
@@ -292,6 +294,7 @@ class _Confirmation:
         compared = same in rates and same != recipe.key()
         return replace(
             decided,
+            present=self.ablations.gain_over_present(recipe, rates),
             proven=proven,
             speedup=paired_ratio(own, base),
             speedup_same_batch=paired_ratio(own, rates[same]) if compared else None,

@@ -57,6 +57,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     verdict = proven.verdict if proven is not None else REFERENCE
     gain = result.confirmation.speedup if proven is not None else None
     same = result.confirmation.speedup_same_batch if proven is not None else None
+    present = confirmation.present if proven is not None else None
     evidence = Evidence(
         baseline=Baseline(
             policy=Policy.FLOAT32,
@@ -83,6 +84,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
         ),
         speedup=rounded(gain) if gain is not None else NOT_COMPARED,
         speedup_same_batch=None if same is None else rounded(same),
+        present=None if present is None else replace(present, speedup=rounded(present.speedup)),
         batch=_batch_choice(job, result, recipe, chosen),
         parity=verdict,
         checkpoint=job.checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from autoprec.core.measurement import Unit
 from autoprec.core.number_words import about_times
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.acquisition import Next, next_point
-from autoprec.core.speed.consistency import rate_changed
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out, with_room_to_grow
 from autoprec.core.speed.keep_memory import describe_gain, start_point
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
@@ -26,7 +27,6 @@ from autoprec.tuning.needed_islands import (
     may_need_islands,
     with_needed_islands,
 )
-from autoprec.tuning.search.drift_correction import DriftMonitor
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
@@ -74,7 +74,6 @@ class Search:
         self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
         self._clock, self._began = clock, clock()
-        self._drift_monitor = DriftMonitor(job, space, self._keep)
         self.not_covered: tuple[str, ...] = ()
 
     @property
@@ -83,31 +82,26 @@ class Search:
         return self._space
 
     def measure_since_resume(self, runner: Runner) -> None:
-        """Time the baseline of a resumed study, before any new trial.
+        """Time the baseline of a resumed study; forget the trials where its speed has changed.
 
-        New trials are compared with the earlier ones by it. Where the machine's speed has changed
-        by an order of magnitude, the earlier trials are not comparable and are measured again. So
-        is a lone baseline, where the speed has changed at all.
+        New trials could not be compared with them. Two timings must show it.
         """
         study, space, history = self._study, self._space, self._study.history()
         settled = fitting_baseline(space, self._baseline, history)
         plain = None if settled is None else outcome_at(history, settled)
         if settled is None or plain is None or plain.rate <= 0:
             return
-        first = outcome_at(history, start_point(space, settled, history))
-        self._job.listener(Stage("search", "the baseline again, to compare earlier trials by"))
+        known = outcome_at(history, start_point(space, settled, history)) or plain
+        recipe, budget = space.recipe(known.point), _timing_budget(0.0, 0.0)
+        self._job.listener(Stage("search", "the baseline again: are earlier trials comparable?"))
         runner.load()
-        monitor = DriftMonitor(self._job, space, self._keep)
-        drift = monitor.measure_since_resume(runner, first or plain)
-        alone = first is None and self._job.options.sampler == "cost"
-        again = rate_changed(1.0, drift) or (alone and drift != 1.0)
-        if again:
-            study.forget_trials()
-        elif first is not None:
-            self._drift_monitor = monitor
-        if drift != 1.0:
-            note = _pace_change_note(drift, again)
-            self._job.listener(Note(note, warning=rate_changed(1.0, drift)))
+        for _ in range(2):
+            pace = self._run_trial(runner, known.point, recipe, budget, False).rate / known.rate
+            if pace <= 0 or abs(math.log(pace)) <= math.log(SPEED.out_of_line_factor):
+                return
+        study.forget_trials()
+        said = f"this machine now runs at {about_times(pace)} the speed of the earlier trials"
+        self._job.listener(Note(f"{said}: they are measured again", warning=True))
 
     def run(self, runner: Runner) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first."""
@@ -147,11 +141,6 @@ class Search:
             return ("batches whose steps are too long to be proven in the time",)
         return ()
 
-    def _keep(self, replicate: Outcome) -> None:
-        """Keep another timing of a point that has a trial."""
-        trial, _ = self._study.ask(replicate.point)
-        self._study.tell(trial, replicate)
-
     def _time_limit_reached(self) -> Stop | None:
         """Say which limit has ended the search; None while there is time."""
         options = self._job.options
@@ -177,14 +166,13 @@ class Search:
         if outcome is not None:
             return outcome
         runner.load()
-        first = outcome_at(history, start_point(space, baseline, history))
-        drift = self._drift_monitor.check(runner, first)
-        budget = _timing_budget(recipe, history, decision.expected_rate, drift)
+        best = max((outcome.rate for outcome in history), default=0.0)
+        size = recipe.effective_batch
+        budget = _timing_budget(best / size / 1.25, decision.expected_rate / size)
         is_baseline = point_key(point) == point_key(baseline)
         outcome = self._run_trial(runner, point, recipe, budget, is_baseline)
         if outcome.status is Status.UNSUPPORTED and self._may_be_repaired(recipe):
             outcome = self._repaired(runner, outcome, budget)
-        outcome = replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
         return with_room_to_grow(outcome, job.memory_bytes)
 
     def _run_trial(
@@ -242,11 +230,6 @@ class Search:
                 self._job.listener(Note(said))
 
 
-def _pace_change_note(drift: float, again: bool) -> str:
-    taken = "they are measured again" if again else "this is taken into account"
-    return f"this machine now runs at {about_times(drift)} the speed of the earlier trials: {taken}"
-
-
 def _decide(
     job: TuningJob,
     space: Space,
@@ -286,25 +269,18 @@ def _outcome_if_too_large(
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
 
-def _timing_budget(
-    recipe: Recipe, history: tuple[Outcome, ...], foreseen: float, drift: float
-) -> TimingBudget:
-    """Return half a second of steps, less for a recipe that is far slower than the best so far.
+def _timing_budget(too_slow: float, foreseen: float) -> TimingBudget:
+    """Return half a second of steps, less for a recipe that makes fewer than `too_slow` a second.
 
     That tells recipes apart that differ by more than a few per cent; the race does the rest.
-    `foreseen` is the expected rate in samples a second (0: unknown).
+    `foreseen` are the steps to expect in a second (0: unknown).
     """
-
-    def step(rate: float) -> float | None:
-        return recipe.effective_batch / (rate * drift) if rate > 0 else None
-
-    best = max((outcome.rate for outcome in history), default=0.0)
     return TimingBudget(
         seconds=0.5,
         min_steps=2,
         max_steps=_MOST_STEPS,
-        too_slow_seconds=step(best / 1.25),
-        expected_seconds=step(foreseen),
+        too_slow_seconds=1 / too_slow if too_slow else None,
+        expected_seconds=1 / foreseen if foreseen else None,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
-from autoprec.core.speed.trial_results import Outcome, Status, combined
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
 
@@ -124,11 +124,8 @@ class Study:
                 self._storage.set_trial_state_values(known, TrialState.FAIL)
 
     def history(self) -> tuple[Outcome, ...]:
-        """Return every finished trial's outcome, oldest first, each point once.
-
-        What was timed again counts with all its timings (see `combined`).
-        """
-        found: dict[object, list[Outcome]] = {}
+        """Return every finished trial's outcome, oldest first, each point once."""
+        found: dict[object, Outcome] = {}
         with self._translate_errors():
             trials = self._trials.get_trials(deepcopy=False)
             since = self._trials.user_attrs.get(_FIRST_TRIAL, 0)
@@ -138,8 +135,8 @@ class Study:
                 continue
             with contextlib.suppress(DecodeError):  # it is measured again
                 outcome = from_plain(Outcome, plain)
-                found.setdefault(point_key(outcome.point), []).append(outcome)
-        return tuple(map(combined, found.values()))
+                found.setdefault(point_key(outcome.point), outcome)
+        return tuple(found.values())
 
     def forget_trials(self) -> None:
         """Exclude the trials so far, so that every recipe is measured again."""

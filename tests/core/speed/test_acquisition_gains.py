@@ -10,7 +10,6 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.speed.acquisition import Next, fit_model, next_point
 from autoprec.core.speed.space import Space
-from autoprec.core.speed.stopping import Limits
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
 from tests.core.speed.machines import (
     BASELINE,
@@ -24,15 +23,13 @@ from tests.core.speed.machines import (
     ran,
 )
 
-EAGER = Limits(explore_neighbours=False)
-
 
 @pytest.mark.parametrize("speed", [1000.0, 1.0])
 def test_what_failed_brings_no_larger_batch_within_reach(speed):
     """Eightfold from what ran, be that less than a sample per second."""
     space = Space((Policy.FLOAT32,), (8, 64, 512), memory_formats=("contiguous", "channels_last"))
     failed = Outcome(at(64, memory_format="channels_last"), Status.UNSUPPORTED, reason="no kernel")
-    patient = replace(EAGER, setup_seconds=1e6, cheap_seconds=1e9, gain_per_second=0.0)
+    patient = replace(LIMITS, setup_seconds=1e6, cheap_seconds=1e9, gain_per_second=0.0)
     decision = next_point(space, at(8), [*ran([8], speed=speed), failed], patient)
     assert decision.point == at(64)
 
@@ -59,7 +56,7 @@ def test_a_policy_is_tried_and_foreseen_at_the_batch_that_ran():
 def test_of_a_larger_gain_and_a_quicker_trial_the_one_that_gains_more_per_second_is_first():
     history = ran([8, 16], speed=50.0)
     for setup, size in ((0.5, 64), (60.0, 128)):
-        limits = replace(EAGER, setup_seconds=setup, cheap_seconds=1e3)
+        limits = replace(LIMITS, setup_seconds=setup, cheap_seconds=1e3)
         assert next_point(ONE, at(8), history, limits).point == at(size)
 
 
@@ -75,7 +72,7 @@ def test_a_measurement_in_doubt_weighs_little():
 def test_of_equal_gains_the_first_is_looked_for():
     space = replace(ONE, memory_formats=("contiguous", "channels_last", "another"))
     history = ran(SIZES)
-    found = next_point(space, at(8), history, EAGER).point
+    found = next_point(space, at(8), history, LIMITS).point
     model = fit_model(history)
     other = {**found, "memory_format": "another"}
     assert model.predict(other) == model.predict(found)

@@ -46,10 +46,6 @@ def test_the_batch_beside_the_fastest_is_tried_however_slow_it_is_foreseen_to_be
     others = [size for size in SIZES if size not in (cliff, beside)]
     history = (ran(others), ran([cliff], speed=4000.0))
     assert next_neighbour(ONE, *history) == at(beside)
-    assert (
-        next_neighbour(ONE, *history, limits=replace(NEIGHBOURS_ONLY, explore_neighbours=False))
-        is None
-    )
     assert next_neighbour(ONE, *history, limits=replace(NEIGHBOURS_ONLY, cheap_seconds=1.0)) == at(
         beside
     )

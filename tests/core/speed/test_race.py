@@ -22,8 +22,12 @@ def ran(batch: int, rate: float, step: float = 0.01, setup: float = 0.5) -> Outc
     return Outcome({**BASELINE, "policy": "mixed_bfloat16", BATCH: batch}, Status.OK, measured)
 
 
-def racing(*history: Outcome, new_processes: bool = True) -> list[float]:
-    found = find_contenders(history, lambda outcome: True, new_processes=new_processes)
+def racing(
+    *history: Outcome, new_processes: bool = True, share: float = SPEED.most_share
+) -> list[float]:
+    found = find_contenders(
+        history, lambda outcome: True, new_processes=new_processes, batch_share=share
+    )
     return [outcome.rate for outcome in found]
 
 
@@ -34,6 +38,20 @@ def test_the_fastest_races_alone_where_the_rest_is_far_behind():
 
 def test_what_may_be_the_fastest_races_fastest_first():
     assert racing(ran(8, 95.0), ran(16, 100.0), ran(32, 99.0)) == [100.0, 99.0, 95.0]
+
+
+def test_the_smallest_batch_that_may_be_the_fastest_is_to_be_beaten_where_the_knee_is_wanted():
+    history = ran(64, 96.0), ran(128, 94.0), ran(1024, 100.0), ran(4096, 99.0)
+    assert racing(*history) == [100.0, 99.0, 96.0, 94.0]
+    assert racing(*history, share=SPEED.knee_share) == [96.0, 100.0, 99.0, 94.0]
+    assert racing(ran(64, 94.0), *history[2:], share=SPEED.knee_share) == [100.0, 99.0, 94.0]
+
+
+def test_a_larger_batch_must_promise_more_than_a_smaller_one_may_lose():
+    slower = [ran(batch, 90.0, step=1.0) for batch in (128, 256, 512)]
+    assert racing(ran(64, 100.0), *slower) == [100.0, 90.0, 90.0, 90.0]
+    assert racing(ran(64, 100.0), *slower, share=SPEED.knee_share) == [100.0]
+    assert racing(ran(1024, 100.0), *slower, share=SPEED.knee_share) == [100.0, 90.0, 90.0, 90.0]
 
 
 def test_only_what_is_allowed_and_ran_races():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,6 +145,20 @@ def test_where_peaks_or_kernels_are_not_known_nothing_is_estimated() -> None:
     assert said.endswith("no peak of this device in float32: by default one bfloat16 pass")
 
 
+def test_without_peaks_what_products_gained_on_such_a_device_is_the_most_there_is() -> None:
+    def said(ratio: float) -> str:
+        fast = {DType.BFLOAT16: DTypeFact(Support.NATIVE, family_ratio=ratio)}
+        found = explain_expectation((), gpu(dtypes=fast), task(SUM), list(Policy))
+        return " ".join(found)
+
+    assert said(6.0) == (
+        "at most about 6x by mixed_bfloat16: bfloat16 products were measured at 6x float32's on "
+        "another a GPU. How much of a step they are cannot be said without measuring: the "
+        "catalogue has no peak of this device in float32"
+    )
+    assert said(1.2).startswith("at most about 2x by mixed_bfloat16: bfloat16 products were")
+
+
 def test_where_no_policy_is_left_the_catalogues_reasons_are_said() -> None:
     slow = DTypeFact(Support.EMULATED, reason="no Tensor Cores")
     old = gpu(dtypes={DType.FLOAT16: slow, DType.BFLOAT16: slow})
@@ -169,6 +184,18 @@ def test_memory_is_predicted_by_the_larger_of_backward_pass_and_update() -> None
     tight = plan_memory(facts, 1, 50 * MIB)
     assert tight is not None
     assert tight.fits[0].batch == 0
+
+
+def test_memory_is_that_of_the_longest_batches() -> None:
+    facts = task(Kernel(0.0, 3 * MIB, 0), saved_bytes_per_sample=2 * MIB)
+    alike, ragged = (
+        plan_memory(each, 10, GIB)
+        for each in (facts, replace(facts, most_saved_bytes_per_sample=6.0 * MIB))
+    )
+    assert alike is not None
+    assert ragged is not None
+    assert ragged.peak_bytes == 3 * alike.peak_bytes == 3 * 40 * MIB
+    assert ragged.fits[0].batch == 1024 // 12
 
 
 def test_memory_is_not_predicted_where_what_is_kept_was_not_counted() -> None:

@@ -32,8 +32,6 @@ from tests.core.speed.machines import (
     search,
 )
 
-EAGER = Limits(explore_neighbours=False)
-
 
 def test_a_search_of_one_point_ends_when_it_is_measured():
     space = Space((Policy.FLOAT32,), (32,))
@@ -100,7 +98,7 @@ def test_a_wide_or_unknown_interval_does_not_stop_the_search(low):
 def test_a_dear_trial_must_promise_more():
     """A tenth is expected of batch 256: worth 4 seconds at 2 % for a second, not at 5 %."""
     history = ran([32, 8, 16, 64, 128])
-    dear = replace(EAGER, setup_seconds=2.9)
+    dear = replace(LIMITS, setup_seconds=2.9)
     cheap = replace(dear, gain_per_second=0.02)
     decision = next_point(ONE, at(32), history, cheap)
     assert decision.point == at(256)
@@ -111,7 +109,7 @@ def test_a_dear_trial_must_promise_more():
 
 def test_what_is_not_likely_to_be_faster_is_not_tried_for_however_small_a_price():
     history = [*ran([32, 8, 16, 128], flat=True), measured(at(256), 1150.0)]
-    free = replace(EAGER, gain_per_second=0.0)
+    free = replace(LIMITS, gain_per_second=0.0, cheap_seconds=0.0)
     assert isinstance(next_point(ONE, at(32), history, free), Stop)
     assert isinstance(next_point(ONE, at(32), history, replace(free, optimism=1e3)), Next)
 

@@ -18,7 +18,6 @@ from autoprec.core.speed.space import BATCH, point_key
 from autoprec.core.speed.trial_results import (
     Outcome,
     Status,
-    combined,
     measured_rate,
     possibly_disturbed,
     ran,
@@ -32,9 +31,9 @@ from tests.core.speed.machines import (
 )
 
 
-def test_the_rate_of_an_outcome_is_its_own_without_the_drift():
-    outcome = Outcome(at(32), Status.OK, Measurement(0.5, 0.5, 0.5, 8, 32), drift=0.8)
-    assert outcome.rate == pytest.approx(80)
+def test_the_rate_of_an_outcome_is_that_of_a_trial_that_ran():
+    outcome = Outcome(at(32), Status.OK, Measurement(0.5, 0.5, 0.5, 8, 32))
+    assert outcome.rate == pytest.approx(64)
     assert Outcome(at(32), Status.OK).rate == 0
     assert Outcome(at(32), Status.TIMEOUT, outcome.measurement).rate == 0
 
@@ -214,7 +213,7 @@ def test_recipes_that_are_exactly_alike_are_in_doubt_alike():
 
 
 def test_who_is_slower_than_a_sample_per_second_may_be_in_doubt_too():
-    slow = [replace(o, drift=1e5) for o in curve(b256=0.75)]
+    slow = [measured(o.point, o.rate / 1e5) for o in curve(b256=0.75)]
     assert possibly_disturbed(slow) == (slow[-1],)
 
 
@@ -234,10 +233,10 @@ def test_the_fastest_is_never_in_doubt_however_fast_it_was_foreseen():
 )
 def test_the_model_is_told_how_sure_a_measurement_is(low, high, deviation):
     point = at(32)
-    outcome = Outcome(point, Status.OK, Measurement(0.1, low, high, 8, 32), drift=0.5)
+    outcome = Outcome(point, Status.OK, Measurement(0.1, low, high, 8, 32))
     told = measured_rate(outcome)
     assert told.point == point
-    assert told.log_rate == pytest.approx(math.log(640))
+    assert told.log_rate == pytest.approx(math.log(320))
     assert told.deviation == pytest.approx(deviation)
 
 
@@ -262,26 +261,6 @@ def test_a_trial_that_did_not_fail_ran(status: Status, rate: float, expected: bo
 def timed(seconds: float, warmup: float = 0.0) -> Outcome:
     steady = Measurement(seconds, 0.9 * seconds, 1.1 * seconds, 8, 32.0, warmup_seconds=warmup)
     return Outcome(at(32), Status.OK, steady)
-
-
-@pytest.mark.parametrize(
-    ("steps", "step", "low", "high"),
-    [
-        ((0.2,), 0.2, 0.18, 0.22),
-        ((0.2, 0.8), 0.4, 0.18, 0.88),
-        ((0.2, 0.8, 0.3), 0.3, 0.27, 0.33),
-    ],
-)
-def test_of_several_timings_of_a_point_the_middle_counts(steps, step, low, high):
-    for order in (steps, steps[::-1]):
-        found = combined([timed(each) for each in order]).measurement
-        assert (found.step_seconds, found.low, found.high) == pytest.approx((step, low, high))
-
-
-def test_a_timing_that_failed_takes_nothing_from_those_that_ran():
-    failed = Outcome(at(32), Status.TIMEOUT)
-    assert combined([failed, timed(0.2)]) == timed(0.2)
-    assert combined([failed, replace(failed, status=Status.KILLED)]) == failed
 
 
 def test_the_setup_of_trials_is_the_median_of_those_that_ran():

@@ -10,6 +10,7 @@ import pytest
 from factories import steady
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Present
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import point_key
@@ -289,3 +290,38 @@ def test_what_does_not_fit_beside_the_others_is_left_out(
     )
     result = confirmed(search, [proven(KEPT)])
     assert [part.what for part in result.waterfall] == ["precision", "batch and kept memory"]
+
+
+def test_the_gain_over_what_the_user_trains_with_is_measured_at_the_users_batch(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JOB.options, "baseline", Policy.MIXED_BFLOAT16)
+    result = confirmed(search, [proven(FAST[64])])
+    assert result.speedup is not None
+    assert result.present is not None
+    assert result.present.policy is Policy.MIXED_BFLOAT16
+    yours = FakeTiming.rate(FAST[32]) / FakeTiming.rate(PLAIN)
+    assert result.present.speedup.ratio == pytest.approx(result.speedup.ratio / yours)
+    assert FAST[32].key() in result.measured
+
+
+def test_a_recipe_that_the_user_trains_with_already_gains_nothing_over_it(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JOB.options, "baseline", Policy.MIXED_BFLOAT16)
+    result = confirmed(search, [proven(FAST[32])])
+    assert result.present == Present(Policy.MIXED_BFLOAT16)
+    assert result.present.speedup.rounds == 0
+
+
+@pytest.mark.parametrize("attribute", [True, False])
+def test_what_the_user_trains_with_may_fail(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, attribute: bool
+) -> None:
+    monkeypatch.setattr(JOB.options, "baseline", Policy.MIXED_FLOAT16)
+    monkeypatch.setattr(JOB.options, "attribute", attribute)
+    yours = PLAIN.with_policy(Policy.MIXED_FLOAT16)
+    monkeypatch.setattr(FakeTiming, "failing", (yours.key(),))
+    result = confirmed(search, [proven(FAST[64])])
+    assert result.speedup is not None
+    assert result.present is None

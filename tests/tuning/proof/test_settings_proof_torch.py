@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autoprec.backends.protocol import Task
+from autoprec.backends.torch.apply import surgeon
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
@@ -328,3 +330,36 @@ def test_a_fused_optimizer_that_makes_other_updates_is_refused() -> None:
     assert verdict.verdict == "rejected"
     assert "with fused_optimizer" in verdict.reason
     assert "its weights after 2 updates moved" in verdict.reason
+
+
+class CompiledOtherwise(Net):
+    """Returns a second output, which the loss does not read and which compiled code gets wrong."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.wrong = training
+
+    def forward(self, x: Tensor) -> Any:
+        scores = super().forward(x)
+        reversed = torch.compiler.is_compiling() and self.training is self.wrong
+        return scores, scores.flip(1) if reversed else scores.exp()
+
+
+@pytest.mark.parametrize(
+    ("training", "told"), [(True, "its outputs are off"), (False, "its evaluation is")]
+)
+def test_the_outputs_of_a_compiled_model_are_compared(
+    training: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = partial(surgeon.TorchSurgeon, compile_backend="eager")
+    monkeypatch.setattr(surgeon, "TorchSurgeon", eager)
+
+    def loss_fn(outputs: Any, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs[0], targets)
+
+    given = {"loss_fn": loss_fn}
+    compiled = Recipe(batch_size=8, compile=True)
+    verdict = proof(lambda: CompiledOtherwise(training), **given).prove(compiled)
+    assert verdict.verdict == "rejected"
+    assert told in verdict.reason
+    assert proof(Net).prove(compiled).covered[0].startswith("compiled in float32: outputs, loss,")

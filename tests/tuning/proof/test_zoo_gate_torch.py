@@ -9,18 +9,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from autoprec.backends.torch.backend import TorchBackend
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import LossScale, Recipe
-from autoprec.tuning.proof.recipe_proof import Proof
-from tests.zoo_tasks import loaded
+from benchmarks.numerics.labels import POLICIES
+from tests.zoo_tasks import verdicts
 
 pytestmark = [
     pytest.mark.torch,
@@ -33,38 +29,19 @@ pytestmark = [
 ZOO = Path(__file__).parents[2] / "zoo"
 FOLDERS = {"zoo": ZOO, "field": ZOO / "field"}
 GATE = json.loads((ZOO / "gate.json").read_text(encoding="utf-8"))
-BATCH, SEED = 32, GATE["measured"]["seed"]
-POLICIES = {
-    "bfloat16": Recipe(Policy.MIXED_BFLOAT16, BATCH),
-    "float16": Recipe(Policy.MIXED_FLOAT16, BATCH, loss_scale=LossScale()),
-}
+SEED = GATE["measured"]["seed"]
 
 #: What docs/results.md aims at on the whole zoo.
 CAUGHT, FLAGGED = 0.97, 0.02
 
 
-def silent(phase: str, step: int) -> None:
-    pass
-
-
-def verdict(path: Path, recipe: Recipe) -> str:
-    """What the tuner decides of a task, at the loss scale that it would tune."""
-    tracer = TorchBackend().tracer(loaded(path), device="cpu", seed=SEED, report=silent)
-    proof = Proof(tracer)
-    if recipe.loss_scale is not None:
-        recipe = replace(recipe, loss_scale=proof.tune_loss_scale(recipe)[0])
-    return proof.prove(recipe).verdict
-
-
-def pairs() -> Iterator[dict[str, Any]]:
-    """Every task of the part under each policy whose truth is clear."""
+def tasks() -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Every task of the part: its zoo, its name, and its truth by policy where that is clear."""
     for zoo, folder in FOLDERS.items():
         truth = json.loads((folder / "truth.json").read_text(encoding="utf-8"))["tasks"]
         for task in GATE["seconds"][zoo]:
-            for policy in POLICIES:
-                label = truth[task][policy]["label"]
-                if label != "unclear":
-                    yield {"zoo": zoo, "task": task, "policy": policy, "truth": label}
+            labels = {policy: truth[task][policy]["label"] for policy in POLICIES}
+            yield zoo, task, {policy: each for policy, each in labels.items() if each != "unclear"}
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +52,11 @@ def table() -> Iterator[list[dict[str, Any]]]:
     logging.disable(logging.WARNING)  # a line for every loss that is not finite
     try:
         yield [
-            {**pair, "verdict": verdict(FOLDERS[pair["zoo"]] / f"{pair['task']}.py", recipe)}
-            for pair in pairs()
-            for recipe in (POLICIES[pair["policy"]],)
+            {"task": task, "policy": policy, "truth": truth[policy], "verdict": found.verdict}
+            for zoo, task, truth in tasks()
+            for policy, found in verdicts(
+                FOLDERS[zoo] / f"{task}.py", truth, framework="torch", seed=SEED
+            ).items()
         ]
     finally:
         logging.disable(logging.NOTSET)
@@ -95,7 +74,7 @@ def test_the_part_holds_a_third_of_the_zoo_within_its_cost() -> None:
     chosen = sum(len(tasks) for tasks in GATE["seconds"].values())
     assert chosen >= GATE["measured"]["tasks"] / 3
     assert sum(sum(tasks.values()) for tasks in GATE["seconds"].values()) <= 90
-    labels = [(pair["policy"], pair["truth"]) for pair in pairs()]
+    labels = [pair for _, _, truth in tasks() for pair in truth.items()]
     assert all(labels.count((p, t)) >= 20 for p in POLICIES for t in ("broken", "healthy"))
 
 

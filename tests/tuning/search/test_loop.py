@@ -17,7 +17,6 @@ from autoprec.core.speed.space import BATCH, Point, Space, point_key, powers_of_
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.search import loop as search_loop
-from autoprec.tuning.search.drift_correction import DriftMonitor
 from autoprec.tuning.search.loop import Search
 from autoprec.tuning.search.task_space import baseline_point
 from autoprec.tuning.study.study import Study
@@ -154,32 +153,36 @@ KEEPING = replace(SPACE, knobs={KEEP_MEMORY: (False, True)})
 
 
 @pytest.mark.parametrize(
-    ("alone", "drift", "forgotten", "said"),
+    ("paces", "said"),
     [
-        (False, 1.0, False, ""),
-        (False, 0.5, False, "at 0.5x the speed of the earlier trials: this is taken into account"),
-        (False, 0.014, True, "at 0.014x the speed of the earlier trials: they are measured again"),
-        (False, 72.0, True, "at 72x"),
-        (True, 1.0, False, ""),
-        (True, 0.5, True, "at 0.5x the speed of the earlier trials: they are measured again"),
+        ((1.0,), ""),
+        ((0.7,), ""),
+        ((0.5, 0.9), ""),
+        ((0.5, 0.5), "at 0.5x the speed of the earlier trials: they are measured again"),
+        ((72.0, 72.0), "at 72x"),
+        ((0.0,), ""),
     ],
+    ids=["as before", "noise", "disturbed once", "slower", "faster", "fails"],
 )
-def test_a_study_that_goes_on_is_anchored_by_its_baseline(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    alone: bool,
-    drift: float,
-    forgotten: bool,
-    said: str,
+def test_a_study_that_goes_on_at_another_pace_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paces: tuple[float, ...], said: str
 ) -> None:
-    """Alone is a baseline that did not run yet as all the others will, its memory kept."""
     monkeypatch.setattr(search_loop, "run_trial", measured)
-    monkeypatch.setattr(DriftMonitor, "measure_since_resume", lambda self, runner, first: drift)
-    tuning = Tuning(tmp_path, space=KEEPING, trials=1 if alone else 4)
+    tuning = Tuning(tmp_path, space=KEEPING, trials=4)
     tuning.run()
     tuning.events.clear()
-    tuning.search.measure_since_resume(cast(Any, SimpleNamespace(load=lambda: None)))
-    assert (tuning.study.history() == ()) is forgotten
+    left = list(paces)
+
+    def paced(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
+        assert point == {**tuning.baseline, KEEP_MEMORY: True}
+        pace = left.pop(0)
+        return ran_at(point, pace * rate(point)) if pace else Outcome(point, Status.TIMEOUT)
+
+    monkeypatch.setattr(search_loop, "run_trial", paced)
+    runner = SimpleNamespace(pids=(), load=lambda: None)
+    tuning.search.measure_since_resume(cast(Any, runner))
+    assert left == []
+    assert (tuning.study.history() == ()) is bool(said)
     assert said in " ".join(tuning.notes)
     assert bool(said) is bool(tuning.notes)
 

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply.compile_overrides import CompileOverrides
-from autoprec.backends.keras.apply.dtype_policies import LayerPolicies
+from autoprec.backends.keras.apply.dtype_policies import LayerPolicies, unreached
 from autoprec.backends.keras.apply.earlier_traces import trace_again
 from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
 from autoprec.backends.keras.apply.layer_names import (
@@ -101,6 +101,7 @@ class AppliedRecipe:
             self.restore()
             raise
         vars(self.model)[RECIPE_ATTRIBUTE] = self
+        self.warn()
         return self
 
     @property
@@ -161,6 +162,7 @@ class AppliedRecipe:
         self._follow_state(units)
         self._await_builds(units)
         self._follow_model(units)
+        self._not_applied += unreached(self._units, policy, self._islands)
         self._advice = advise(self._recipe, self._units, self._facts)
 
     def _follow_model(self, units: Sequence[LayerUnit]) -> None:

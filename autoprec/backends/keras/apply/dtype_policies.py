@@ -180,8 +180,25 @@ def _has_own_policy_object(
     )
 
 
+def unreached(
+    units: Sequence[LayerUnit], policy: Policy, islands: Sequence[LayerUnit]
+) -> list[str]:
+    """Say that a mixed policy does nothing where no layer with weights computes in its dtype."""
+    others = (unit for unit in units if unit not in islands)
+    layers = [each for unit in others for each in unit.members if _own_variables(each)]
+    found = {effective_policy(each).name for each in layers}
+    reached = any(dtype_name(each.compute_dtype) == policy.compute_dtype.value for each in layers)
+    if not policy.mixed or not layers or reached:
+        return []
+    return [
+        f"{units[0].layer.name} gains nothing by {policy}: its layers' dtype is "
+        f"{' and '.join(sorted(found))}, which is left as it is. Build them with Keras's default "
+        "dtype, float32, and let the profile choose what to compute in"
+    ]
+
+
 def low_precision(units: Sequence[LayerUnit]) -> str:
-    """Say what in the model is below float32 before anything was applied; empty if nothing is."""
+    """Say what in the model is no float32 before anything was applied; empty if nothing is."""
     found: dict[str, list[str]] = {}
     for unit in units:
         policy = effective_policy(unit.layer)
@@ -189,6 +206,8 @@ def low_precision(units: Sequence[LayerUnit]) -> str:
             found.setdefault(f"quantised ({policy.name})", []).append(unit.path or "the model")
         elif any(is_low(variable.dtype) for variable in _own_variables(unit.layer)):
             found.setdefault("16-bit weights", []).append(unit.path or "the model")
+        elif dtype_name(policy.compute_dtype) == "float64":
+            found.setdefault("policy float64", []).append(unit.path or "the model")
         elif is_low(policy.compute_dtype):
             found.setdefault(f"policy {policy.name}", []).append(unit.path or "the model")
     return "; ".join(f"{what}: {_first_few(paths)}" for what, paths in found.items())

@@ -185,9 +185,7 @@ def _apply_to_future_models(
 
     def attach(precision: Precision, model: Any, given: Sequence[Any]) -> AppliedRecipe:
         _fit_to_replicas(precision, model)
-        operation = AppliedRecipe(precision, model, facts, given=given, tolerant=True).apply()
-        operation.warn()
-        return operation
+        return AppliedRecipe(precision, model, facts, given=given, tolerant=True).apply()
 
     precision = Precision(recipe, attach_to=attach)
     _fit_to_replicas(precision, None)

@@ -92,6 +92,8 @@ def _describe(
         check_first_loss(task, model, units, batch)
         samples = count_samples(task, batch)
         counted, run, saved, warnings = _step_costs(model, units, batch, samples)
+        longest = [seen.kept[index] for index in seen.largest()] if seen.varies else []
+        most_saved = max((_saved_each(task, model, units, each) for each in longest), default=0.0)
         judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
         splitting = splittable(task, model, units, judged, report)
         report("describe", 1)
@@ -113,6 +115,7 @@ def _describe(
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
+        most_saved_bytes_per_sample=most_saved,
         trainable_bytes=sum(_size(w) * item_bytes(w.dtype) for w in model.trainable_weights),
         optimizer_bytes=_state_bytes(model),
         kernels=run,
@@ -164,6 +167,17 @@ def _step_costs(
             "float16 cannot be looked for; for those set KERAS_BACKEND=tensorflow",
         ),
     )
+
+
+def _saved_each(task: Task, model: Any, units: Sequence[LayerUnit], given: Any) -> float:
+    """Return the bytes that the forward pass keeps of each sample of a batch; 0: not counted."""
+    if not on_tensorflow():
+        return 0.0
+    from autoprec.backends.keras.measure.step_costs import saved_bytes
+
+    batch = to_tensors(given)
+    found, _ = try_to_measure(lambda: saved_bytes(trace_step(model, units, batch)))
+    return (found or 0) / count_samples(task, batch)
 
 
 def _state_bytes(model: Any) -> int:

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,6 +28,9 @@ from autoprec.backends.torch.apply.second_models import SecondModels
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
+
+if TYPE_CHECKING:
+    from autoprec.backends.torch.watch.watch import Watch
 
 logger = logging.getLogger("autoprec")
 
@@ -54,6 +57,7 @@ class AttachedRecipe:
         self.recipe, self.root, self.report, self.scaler = recipe, root, report, scaler
         self.ran: WhatRan | None = None
         self.compares_calls = False
+        self.watch: Watch | None = None  # the surgeon's, over the whole training
         self.optimizers: list[torch.optim.Optimizer] = []
         self._device_type = torch.device(device).type
         self._dtype = autocast_dtype(recipe.policy)
@@ -71,7 +75,7 @@ class AttachedRecipe:
         if not compiled:  # a hook that goes away would compile the model anew
             self._calls = root.register_forward_pre_hook(self._note, with_kwargs=True)
         self._handles: list[Any] = []
-        self._watch(optimizers)
+        self._count_steps(optimizers)
 
     # What the loop's owner calls ---------------------------------------------------------------
 
@@ -99,7 +103,19 @@ class AttachedRecipe:
         new = [each for each in optimizers if id(each) not in known]
         if new:
             add_optimizers(self.recipe, self.root, new)
-            self._watch(new)
+            self._count_steps(new)
+            if self.watch is not None:
+                self.watch.add_optimizers(new)
+
+    def note_loss(self, loss: torch.Tensor, *, divided: bool, scaled: bool) -> None:
+        """Note a micro-batch's loss whose backward pass was just made, for checks.
+
+        `divided` says that it is already what the micro-batch adds to the update's loss.
+        """
+        if self.watch is not None and self.watch.is_waiting:
+            factor = self.recipe.accumulation_steps if divided else 1
+            scale = self.scaler.get_scale() if scaled else 1.0
+            self.watch.note_loss(loss.detach() * (factor / scale))
 
     def restore(self) -> None:
         """Undo what attaching did to the model, its optimizers and the process."""
@@ -112,13 +128,14 @@ class AttachedRecipe:
 
     # The first update --------------------------------------------------------------------------
 
-    def _watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _count_steps(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
             self.optimizers.append(optimizer)
 
     def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._first.note_call((args, kwargs))
+        if self.watch is None or not self.watch.is_checking:
+            self._first.note_call((args, kwargs))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self.scaler.is_enabled() and optimizer is self.optimizers[0]:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from autoprec.backends.shared.what_ran import WhatRan
-from autoprec.backends.torch.apply.float32_islands import has_own_code
+from autoprec.backends.torch.apply.float32_islands import Float32Island, has_own_code
+from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
 
@@ -38,13 +39,12 @@ class FirstUpdate:
             self._attach(root)
 
     def _attach(self, root: nn.Module) -> None:
-        exact = {id(each) for path in self._islands for each in [_module(root, path)]}
         for path in self._islands:
             self._hook(_module(root, path), self._noting(self._islands, path))
         for path in self._padded:
             self._hook(_module(root, path), self._noting(self._padded, path))
         for module in root.modules():
-            if isinstance(module, _PRODUCTS) and id(module) not in exact:
+            if isinstance(module, _PRODUCTS):
                 self._hook(module, self._note_product)
 
     def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
@@ -62,6 +62,8 @@ class FirstUpdate:
 
     def _note_product(self, module: nn.Module, args: Any, result: Any) -> None:
         if not torch.is_grad_enabled() or not isinstance(result, torch.Tensor):
+            return
+        if any(isinstance(each, Float32Island) for each in wrappers_on(module)):
             return
         if self._dtype is None:
             self._dtype = dtype_name(result.dtype)

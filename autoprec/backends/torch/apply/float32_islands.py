@@ -22,8 +22,9 @@ found in `output_layers`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
     class_forward,
     install_wrapper,
+    wrappers_on,
 )
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.nested_tensors import in_full_precision, to_float32
@@ -42,6 +44,8 @@ from autoprec.errors import UsageError
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+_AFTER_HOOKS = "autoprec-after-hooks"  # a name that no hook of torch's has
 
 ENTERED: list[Any] = []
 """What looks at the models that are called inside `precision.autocast()` (`SecondModels`)."""
@@ -158,9 +162,26 @@ class Float32Outputs(ForwardWrapper):
             result = results_to_float32(result, self.named)
         if not is_compiling:
             CACHED_CASTS.after_call()
+            if self.module._forward_hooks:
+                self._cast_after_hooks()
             if ENTERED:
                 ENTERED[-1].note_return()
         return result
+
+    def _cast_after_hooks(self) -> None:
+        """Cast what hooks of the user's own make of the outputs, by a hook after all of them.
+
+        torch lists a module's hooks when its forward has returned.
+        """
+        hooks: dict[Any, Any] = self.module._forward_hooks
+        hooks.pop(_AFTER_HOOKS, None)
+        if hooks:
+            hooks[_AFTER_HOOKS] = self._after_hooks
+
+    def _after_hooks(self, module: nn.Module, args: Any, result: Any) -> Any:
+        """Cast up, and go."""
+        module._forward_hooks.pop(_AFTER_HOOKS, None)
+        return results_to_float32(result, self.named)
 
 
 class AutocastCalls(ForwardWrapper):
@@ -170,18 +191,42 @@ class AutocastCalls(ForwardWrapper):
         super().__init__(module)
         self.device_type = device_type
         self.dtype = dtype
+        self.is_on = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under autocast."""
-        with torch.autocast(self.device_type, self.dtype):
+        with torch.autocast(self.device_type, self.dtype, enabled=self.is_on):
             return self.call(*args, **kwargs)
 
 
+def own_autocast(model: nn.Module) -> AutocastCalls | None:
+    """Return what runs a model under autocast wherever it is called; None where its loop does."""
+    return next((each for each in wrappers_on(model) if isinstance(each, AutocastCalls)), None)
+
+
+@contextlib.contextmanager
+def own_autocast_is(model: nn.Module, is_on: bool) -> Iterator[None]:
+    """Let a model that runs under autocast by itself do so inside, or not."""
+    own = own_autocast(model)
+    if own is None:
+        yield
+        return
+    own.is_on = is_on
+    try:
+        yield
+    finally:
+        own.is_on = True
+
+
 class NotedCall:
-    """Calls what torch.compile made of a model, and notes its return as `Float32Outputs` does."""
+    """Calls what torch.compile made of a model, and notes its return as `Float32Outputs` does.
+
+    Hooks of the user's own are in what is compiled, and their results are cast up here.
+    """
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
         self.compiled = compiled
+        self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled model."""
@@ -192,7 +237,7 @@ class NotedCall:
         CACHED_CASTS.after_call()
         if ENTERED:
             ENTERED[-1].note_return()
-        return result
+        return results_to_float32(result, self.named)
 
 
 def make_islands(

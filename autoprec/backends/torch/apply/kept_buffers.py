@@ -106,7 +106,16 @@ class KeptBuffers:
                 all_of_it = each is self and self._saw_forward
                 for kept in (*each._buffers.kept, *filter(_is_frozen, each._frozen.kept)):
                     (put_back if all_of_it else replace_nonfinite)(kept)
+                if all_of_it:
+                    each._drop_new_buffers()
                 each._held.after_skip(all_of_it=all_of_it)
+
+    def _drop_new_buffers(self) -> None:
+        """Drop what the step registered: the next one registers it anew."""
+        known = {(id(kept.owner), kept.name) for kept in self._buffers.kept}
+        for owner in self._owners:
+            for name in [name for name in owner if (id(owner), name) not in known]:
+                del owner[name]
 
     def after_update(self, *, stepped: bool) -> None:
         """End the step, skipped or not: the next forward pass belongs to another one."""

@@ -7,7 +7,8 @@ the first steps of the optimizers are watched; then a warning says what was seen
 write, and nothing of the watch is left. Where a recipe asks nothing of a loop, nothing is said.
 
 The same steps show a `zero_grad()` of the loop's own. It is harmless until a profile accumulates,
-where it is an error: so it is said under every profile.
+where it is an error: so it is said under every profile. And they show modules that were put into
+the model after the profile was applied, in place of those that it keeps in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoprec.backends.torch.apply.calling_frames import local_variables
-from autoprec.backends.torch.apply.forward_wrappers import is_compiled
+from autoprec.backends.torch.apply.float32_islands import (
+    NEVER_CALLED,
+    Float32Island,
+    Float32Outputs,
+)
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled, wrappers_on
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.dtypes import autocast_dtype, dtype_name
@@ -68,7 +74,7 @@ class LoopCheck:
         self._dtype = autocast_dtype(recipe.policy)
         self._cast = self._backward = False
         self._zero_grads: set[bool] = set()
-        self._foreign_scaler = False
+        self._foreign_scaler = self._past_scaler = False
         self._steps: dict[int, int] = {}
         self._seen = _SeenForwards(device_type)
         self._handles: list[Any] = []
@@ -129,6 +135,8 @@ class LoopCheck:
             self._begin(model, ())
             return
         self._foreign_scaler |= self._steps_by_another_scaler()
+        scaler = self._scaler()
+        self._past_scaler |= self._scales and scaler is not None and not scaler.is_stepping
         steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if steps < STEPS or self.is_over:
             return
@@ -137,6 +145,9 @@ class LoopCheck:
         if found:
             lines = _LINES if self._given else f"{_LINES}, and give apply_profile the optimizer"
             _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {lines}")
+        if self._dtype is not None:
+            for fault in self._faults_of_the_model(unwrap(model)):
+                _warn(fault)
         # What one network's loss leaves in another is the loop's to clear. With accumulation a
         # zero_grad() is an error.
         if self._zero_grads == {False} and self._recipe.accumulation_steps == 1:
@@ -181,6 +192,29 @@ class LoopCheck:
             "precision.autocast() was seen around it"
         ]
 
+    def _faults_of_the_model(self, root: nn.Module) -> Iterator[str]:
+        """Say what was done to the model since, and what its parameters' hooks get to see."""
+        again = "call apply_profile again, once the model is complete and in place"
+        replaced, policy = _replaced(root, self._recipe), self._recipe.policy
+        if replaced:
+            yield (
+                f"{' and '.join(replaced)} came into the model after apply_profile, which keeps "
+                f"what was there in float32; it runs as {policy} says: {again}"
+            )
+        kinds = {parameter.device.type for parameter in root.parameters()}
+        if kinds and self._seen.device_type not in kinds:
+            yield (
+                f"the model came to {' and '.join(sorted(kinds))} after apply_profile, which knew "
+                f"it on {self._seen.device_type}, and runs in float32 and not in {policy}: {again}"
+            )
+        hooked = [name for name, p in root.named_parameters() if p._backward_hooks]
+        if hooked and self._scales:
+            yield (
+                f"the hook on {hooked[0]} gets its gradient multiplied by the loss scale, so that "
+                "clamping there, and all that is not linear, does something else than in float32: "
+                "call precision.clip_grad_value_, or precision.scaler.unscale_(optimizer) first"
+            )
+
     def _faults_of_the_update(self, steps: int) -> list[str]:
         found, recipe = [], self._recipe
         if self._foreign_scaler:
@@ -192,6 +226,11 @@ class LoopCheck:
             found.append(f"a GradScaler of your own scales the loss: use precision.scaler, {own}")
         scaler = self._scaler()
         if self._backward or (scaler is not None and scaler.is_in_use):
+            if self._past_scaler and not self._foreign_scaler:
+                found.append(
+                    "optimizer.step() is called past the loss scale, so that gradients stay "
+                    "multiplied by it and an overflow is not skipped: call precision.step"
+                )
             return found
         if self._scales and not self._foreign_scaler:
             found.append("the loss is not scaled, which float16 needs: call precision.backward")
@@ -286,6 +325,25 @@ class _SeenZeroGrad:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._owner(), "zero_grad")
+
+
+def _replaced(root: nn.Module, recipe: Recipe) -> list[str]:
+    """List the modules that the recipe keeps in float32 and that have lost it, and the model.
+
+    A module that was put into another one, as checkpointing and sharding do, has kept it.
+    """
+    wanted: list[tuple[str, type]] = [("", Float32Outputs)]
+    wanted += [(path, Float32Island) for path in recipe.float32_modules]
+    found = []
+    for path, kind in wanted:
+        try:
+            module = root.get_submodule(path)
+        except AttributeError:  # nothing took its place
+            continue
+        wrappers = (each for inner in module.modules() for each in wrappers_on(inner))
+        if not (isinstance(module, NEVER_CALLED) or any(isinstance(w, kind) for w in wrappers)):
+            found.append(path or "the model's forward")
+    return found
 
 
 def _has_gradients(owner: Any) -> bool:

@@ -65,6 +65,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self._host_growth = 0
         self._stepped = False
         self._skipped = False
+        self.is_stepping = False  # an optimizer, just now, which others may do without this
         self._floor_warned = False
         self.changed_weights = self.changed_by_last_step = False
 
@@ -151,7 +152,16 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
                 "present loss scale, which cannot change until that one has stepped too: step it, "
                 "or call its zero_grad() and precision.scaler.update()"
             )
-        result: float | None = super().step(optimizer, *args, **kwargs)
+        if args or kwargs.get("closure") is not None:
+            raise UsageError(
+                f"{type(optimizer).__name__} was given a closure under a loss scale: it would take "
+                "the scaled loss and gradients for the true ones. Use mixed_bfloat16 or float32"
+            )
+        self.is_stepping = True
+        try:
+            result: float | None = super().step(optimizer, *args, **kwargs)
+        finally:
+            self.is_stepping = False
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
             self._note(skipped=any(value.item() for value in found.values()))
@@ -173,6 +183,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.changed_by_last_step = not skipped
         self._skipped |= skipped
         self._stepped |= not skipped
+        if not skipped:
+            torch.clear_autocast_cache()  # of the weights as they were, where autocast goes on
         if skipped and self.on_skip is not None:
             self.on_skip()
         if skipped and self.buffers is not None:
@@ -194,6 +206,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
 
     def note_unscaled_update(self) -> None:
         """Count an update of all optimizers, made without `step` because this is disabled."""
+        torch.clear_autocast_cache()
         self.counts.steps += 1
         self.changed_weights = self.changed_by_last_step = True
         self._stepped = self._skipped = False

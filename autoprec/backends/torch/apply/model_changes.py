@@ -46,14 +46,14 @@ from autoprec.backends.torch.apply.memory_format import ChannelsLast, ChannelsLa
 from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.apply.padding import pad_modules
 from autoprec.backends.torch.distributed.sharding import sharded_modules
-from autoprec.backends.torch.dtypes import LOW_DTYPES, autocast_dtype
+from autoprec.backends.torch.dtypes import EXACT_DTYPES, LOW_DTYPES, autocast_dtype
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 
 #: Copies of a model that were restored by themselves: they are not given its wrappers again.
 _RESTORED_COPIES: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-_COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
+COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
 
 
 class Operation(Protocol):
@@ -115,17 +115,17 @@ def operate(
         skipped += undo.fused.apply(optimizers)
     if recipe.compile:
         mode = str(recipe.knobs.get("compile_mode", "default"))
-        undo.compiled_before = root.__dict__.get(_COMPILED_CALL)
+        undo.compiled_before = root.__dict__.get(COMPILED_CALL)
         undo.compiled = True
         if not any(wrappers_on(root)):
             # torch.compile leaves frames in torch's own files to Python: without a frame of ours
             # an nn.Sequential would not be compiled as a whole, and nothing would say so.
             install_wrapper(ForwardWrapper(root))
         root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
-    if dtype is not None and root.__dict__.get(_COMPILED_CALL) is not None:
+    if dtype is not None and root.__dict__.get(COMPILED_CALL) is not None:
         if not undo.compiled:  # it is the user's own
-            undo.compiled, undo.compiled_before = True, root.__dict__[_COMPILED_CALL]
-        root.__dict__[_COMPILED_CALL] = NotedCall(root.__dict__[_COMPILED_CALL])
+            undo.compiled, undo.compiled_before = True, root.__dict__[COMPILED_CALL]
+        root.__dict__[COMPILED_CALL] = NotedCall(root.__dict__[COMPILED_CALL])
     if dtype is not None and casts_itself:
         install_wrapper(AutocastCalls(root, device_type, dtype))
     for module in root.modules():
@@ -137,7 +137,7 @@ def operate(
         padded=padded,
         float8=float8,
         skipped=skipped,
-        warnings=_warnings(root),
+        warnings=_warnings(root, dtype),
         memory_format=recipe.memory_format,
         compiled=recipe.compile,
     )
@@ -210,7 +210,7 @@ def restore(model: nn.Module) -> None:
     for module in (each for other in undo.copies for each in other.modules()):
         uninstall_wrappers(module, {undo.owner})
     if undo.compiled:
-        root.__dict__[_COMPILED_CALL] = undo.compiled_before
+        root.__dict__[COMPILED_CALL] = undo.compiled_before
     undo.layout.undo()
     undo.fused.undo()
 
@@ -269,12 +269,21 @@ def unwrap(model: nn.Module) -> nn.Module:
     return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
-def _warnings(model: nn.Module) -> tuple[str, ...]:
+def _warnings(model: nn.Module, dtype: torch.dtype | None) -> tuple[str, ...]:
+    """Say what of the weights' dtypes keeps the policy, which computes in `dtype`, from helping."""
     low = [name for name, p in model.named_parameters() if p.dtype in LOW_DTYPES]
-    if not low:
-        return ()
-    return (
-        f"{len(low)} parameters are 16-bit already ({low[0]}, ...): updates smaller than their "
-        "rounding are lost; keep the weights in float32 and let the policy choose what to "
-        "compute in",
-    )
+    exact = [name for name, p in model.named_parameters() if p.dtype in EXACT_DTYPES]
+    found = []
+    if low:
+        found.append(
+            f"{len(low)} parameters are 16-bit already ({low[0]}, ...): updates smaller than their "
+            "rounding are lost; keep the weights in float32 and let the policy choose what to "
+            "compute in"
+        )
+    if exact and dtype is not None:
+        found.append(
+            f"{len(exact)} parameters are float64 ({exact[0]}, ...), which autocast leaves as it "
+            "is, with all that is computed from it: they gain nothing by the policy. Call "
+            "model.float() before apply_profile"
+        )
+    return tuple(found)

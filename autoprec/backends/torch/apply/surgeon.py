@@ -86,17 +86,28 @@ class TorchSurgeon:
         return precision
 
     def watch(
-        self, precision: Any, *, model: nn.Module, device: str, action: Action, every: int
+        self,
+        precision: Precision | AttachedRecipe,
+        *,
+        model: nn.Module,
+        device: str,
+        action: Action,
+        every: int,
     ) -> None:
-        """See `WatchingSurgeon.watch`."""
-        operation = current_operation(model)
-        if operation is None or not (precision.optimizers and is_watchable(model)):
+        """See `WatchingSurgeon.watch`; what is attached may be given its optimizers later."""
+        attached = precision if isinstance(precision, AttachedRecipe) else None
+        root = attached.root if attached else unwrap(model)
+        operation = current_operation(root)
+        if operation is None or not is_watchable(model):
             return
-        precision.watch = _WATCHES[unwrap(model)] = Watch(
+        if not (attached or precision.optimizers):
+            return
+        precision.watch = _WATCHES[root] = Watch(
             precision.recipe,
             model,
             precision.optimizers,
             precision.scaler,
+            root=root,
             device_type=resolve_device(device).type,
             owner=operation.owner,
             action=action,

@@ -76,6 +76,11 @@ def describe(
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
+    most_saved = 0.0
+    for index in seen.largest() if seen.varies else ():
+        longest = move(seen.kept[index], device)
+        held, _ = try_to_measure(lambda given=longest: saved_bytes(task, model, given, seed))
+        most_saved = max(most_saved, (held or 0) / found.count(longest))
     judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
     splitting = splittable(
         task, model, judged, found, seed, device=device, report=report, autocasts=bool(autocasts)
@@ -106,6 +111,7 @@ def describe(
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=(saved or 0) / samples,
+        most_saved_bytes_per_sample=most_saved,
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -230,14 +230,11 @@ class TorchTrainee:
         return self._mean_over_ranks(float(loss.detach())), found
 
     def observe(self, parts: Sequence[tuple[Any, int]]) -> Observed:
-        """Return what the parts of one batch give; see `Trainee`.
-
-        Hooks would be compiled with the model, so that a compiled one shows no outputs.
-        """
+        """Return what the parts of one batch give; see `Trainee`."""
         self.model.zero_grad(set_to_none=True)
         losses, drew, outputs = [], False, RecordedOutputs()
         kind = torch.device(self.device).type
-        with self._recording(outputs), noted_autocasts(self.model, kind) as autocasts:
+        with outputs.of(self.model), noted_autocasts(self.model, kind) as autocasts:
             for batch, seed in parts:
                 outputs.next_part()
                 held = self._seed(seed)
@@ -252,9 +249,6 @@ class TorchTrainee:
         self.model.zero_grad(set_to_none=True)
         mean = self._mean_over_ranks(sum(losses) / len(losses))
         return Observed(mean, found, outputs.found, drew)
-
-    def _recording(self, outputs: RecordedOutputs) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.recipe.compile else outputs.of(self.model)
 
     def weight_changes(
         self, updates: Sequence[Sequence[tuple[Any, int]]]
@@ -283,30 +277,42 @@ class TorchTrainee:
         """See `Trainee`."""
         outputs = RecordedOutputs(_MOST_CALLS)
         outputs.next_part()
-        with rng_preserved(), self._recording(outputs):
+        with rng_preserved(), outputs.of(self.model):
             self._seed(seed)
             metric = self.evaluate()
         return Evaluated(metric, outputs.found)
 
-    def evaluate_batch(self, batch: Any, seed: int) -> Evaluated | None:
-        """Compute the loss with the model in evaluation mode; None where ranks share it.
+    def evaluate_batch(self, batch: Any, seed: int) -> Evaluated:
+        """Compute the loss with the model in evaluation mode.
 
-        Gradients are off, and on where the step itself needs them (forces, penalties).
+        Gradients are off, and on where the step itself needs them (forces, penalties), on all ranks
+        where it does on one.
         """
-        if self.communication is not None:
-            return None
         with training_modes_preserved(self.model):
             self.model.eval()
             with torch.no_grad():
                 found = self._evaluated(batch, seed)
-            again = found if found.error is None else self._evaluated(batch, seed)
-        return found if again.error is not None else again
+            if not (well := self._went_well(found)):
+                again = self._evaluated(batch, seed)
+                if well := self._went_well(again):
+                    found = again
+        reshard(self.model)
+        if not well or found.value is None:
+            return replace(found, value=None)
+        return replace(found, value=self._mean_over_ranks(found.value))
+
+    def _went_well(self, found: Evaluated) -> bool:
+        """Return whether an evaluation raised nothing on any rank."""
+        failed = float(found.error is not None)
+        if self.communication is not None:
+            failed = self.communication.largest(failed)
+        return not failed
 
     def _evaluated(self, batch: Any, seed: int) -> Evaluated:
         outputs = RecordedOutputs()
         outputs.next_part()
         try:
-            with self._recording(outputs), self._drawn_alike():
+            with outputs.of(self.model), self._drawn_alike():
                 loss = float(self.forward_loss(copy.deepcopy(batch), seed).detach())
         except Exception as error:
             return Evaluated(None, outputs.found, error)

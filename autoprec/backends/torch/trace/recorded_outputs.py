@@ -1,18 +1,20 @@
 """The outputs of a model's calls during a step, to be compared between two runs.
 
-They are recorded by a hook on the model itself, so that tasks whose training_step calls it are seen
-as well. What is large is sampled, every sample of the batch alike.
+They are recorded by a hook on the model itself, or around its compiled call (a hook would be
+compiled, too), so that tasks whose training_step calls it are seen as well. What is large is
+sampled, every sample of the batch alike.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.model_changes import COMPILED_CALL
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.trace.model_state import stored_values
 
@@ -48,19 +50,37 @@ class RecordedOutputs:
 
     @contextlib.contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
-        """Record the outputs of `model` inside."""
-
-        def record(module: nn.Module, args: Any, outputs: Any) -> None:
-            self._calls += 1
-            if self._most_calls is not None and self._calls > self._most_calls:
-                return
-            self.parts[-1].extend(_matrix(each) for each in tensors_in(outputs) if _known(each))
-
-        handle = model.register_forward_hook(record)
+        """Record the outputs of `model` inside; of a compiled one outside of what is compiled."""
+        compiled = model.__dict__.get(COMPILED_CALL)
+        if compiled is not None:
+            model.__dict__[COMPILED_CALL] = _RecordedCall(compiled, self._record)
+            try:
+                yield
+            finally:
+                model.__dict__[COMPILED_CALL] = compiled
+            return
+        handle = model.register_forward_hook(lambda module, args, given: self._record(given))
         try:
             yield
         finally:
             handle.remove()
+
+    def _record(self, outputs: Any) -> None:
+        self._calls += 1
+        if self._most_calls is None or self._calls <= self._most_calls:
+            self.parts[-1].extend(_matrix(each) for each in tensors_in(outputs) if _known(each))
+
+
+class _RecordedCall:
+    """Calls what torch.compile made of a model, and records what that returns."""
+
+    def __init__(self, compiled: Callable[..., Any], record: Callable[[Any], None]) -> None:
+        self._compiled, self._record = compiled, record
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._compiled(*args, **kwargs)
+        self._record(found)
+        return found
 
 
 def _known(tensor: torch.Tensor) -> bool:

@@ -1,8 +1,8 @@
-"""What makes a task's "float32" less than that before any recipe is tried.
+"""What makes a task's "float32" another precision before any recipe is tried.
 
-16-bit weights, an autocast the model opens itself, and process-wide settings that let float32
-products be rounded. None is an error: the baseline and the proof's reference are then the task as
-it is, and the report says so.
+16-bit weights, float64 ones, an autocast the model opens itself, and process-wide settings that let
+float32 products be rounded. None is an error: the baseline and the proof's reference are then the
+task as it is, and the report says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
+from autoprec.backends.torch.dtypes import EXACT_DTYPES, LOW_DTYPES, dtype_name
 
 _PRODUCT_SETTINGS = {"cuda": "cuda.matmul", "cpu": "mkldnn.matmul"}
 """Where torch keeps how products may be rounded. Convolutions may by default: that is plain.
@@ -37,6 +37,12 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
     low = [name for name, p in model.named_parameters() if p.dtype in LOW_DTYPES]
     if low:
         yield f"{len(low)} parameters are kept in 16 bits ({low[0]}, ...)"
+    exact = [name for name, p in model.named_parameters() if p.dtype in EXACT_DTYPES]
+    if exact:
+        yield (
+            f"{len(exact)} parameters are float64 ({exact[0]}, ...), which no policy makes faster: "
+            "call model.float() in build_model"
+        )
     if autocasts:
         where = min(autocasts) or "the model itself"
         yield f"the model opens autocast itself (seen in {where})"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.float32_islands import own_autocast
 from autoprec.backends.torch.apply.nested_tensors import map_tensors, tensors_in
 from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.watch.moment import Moment
@@ -37,7 +38,8 @@ class CaughtCall:
     def __init__(self, root: nn.Module, args: Any, kwargs: Any, device_type: str) -> None:
         self.moment = Moment(root)
         self.args, self.kwargs = map_tensors(_copied, args), map_tensors(_copied, kwargs)
-        self.dtype = torch.get_autocast_dtype(device_type)
+        own = own_autocast(root)
+        self.dtype = own.dtype if own else torch.get_autocast_dtype(device_type)
         self.gradients: dict[int, torch.Tensor] = {}
         self.sampled: dict[int, torch.Tensor] = {}
         self.loss: torch.Tensor | None = None
@@ -157,10 +159,10 @@ class CallCatcher:
             self._inside = False
 
     def _is_wanted(self) -> bool:
-        return (
-            torch.is_grad_enabled()
-            and not self.has_all
-            and torch.is_autocast_enabled(self._device_type)
+        if not torch.is_grad_enabled() or self.has_all:
+            return False
+        return own_autocast(self._root) is not None or (
+            torch.is_autocast_enabled(self._device_type)
             and torch.get_autocast_dtype(self._device_type) in LOW_DTYPES
         )
 

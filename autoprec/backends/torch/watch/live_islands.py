@@ -13,6 +13,7 @@ from torch import nn
 
 from autoprec.backends.torch.apply.float32_islands import (
     NEVER_CALLED,
+    AutocastCalls,
     BackToAutocast,
     Float32Island,
     Float32Outputs,
@@ -28,7 +29,7 @@ from autoprec.backends.torch.apply.memory_format import ChannelsLastInputs
 from autoprec.core.measurement import Unit
 
 _ISLANDS = (Float32Island, BackToAutocast)
-_OUTSIDE = (Float32Outputs, ChannelsLastInputs)
+_OUTSIDE = (AutocastCalls, Float32Outputs, ChannelsLastInputs)
 
 
 def islands_of(root: nn.Module) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from autoprec.backends.torch.apply.float32_islands import ENTERED
+from autoprec.backends.torch.apply.float32_islands import ENTERED, own_autocast_is
 from autoprec.backends.torch.apply.process_settings import exact_products
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.watch.caught_call import CaughtCall, outputs_in
@@ -108,6 +108,7 @@ class RepeatedCall:
             with (
                 torch.set_grad_enabled(not self._sharded),
                 torch.autocast(kind, dtype, enabled=autocast),
+                own_autocast_is(self._root, autocast),
             ):
                 args, kwargs = self._args
                 root: Any = self._root

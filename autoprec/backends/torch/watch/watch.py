@@ -51,7 +51,9 @@ _SKIPS = 4
 class Watch:
     """Checks the training of `model`, and acts on what fails; `steps` are the checks so far.
 
-    `owner` is that of the model's wrappers. It holds neither the model nor its optimizers.
+    `is_checking` while the model is called for a check and not by the loop.
+    `root` is the module at which the recipe's paths start, where that is a part of the model.
+    `owner` is that of its wrappers. It holds neither the model nor its optimizers.
     """
 
     def __init__(
@@ -61,12 +63,13 @@ class Watch:
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: LossScaler,
         *,
+        root: nn.Module | None = None,
         device_type: str,
         owner: str,
         action: Action,
         every: int,
     ) -> None:
-        root = unwrap(model)
+        root = unwrap(model) if root is None else root
         self._called, self._root = weakref.ref(_called(model, root)), weakref.ref(root)
         self._scaler = weakref.ref(scaler)
         self._recipe, self._device_type, self._owner = recipe, device_type, owner
@@ -78,13 +81,19 @@ class Watch:
         self._first_loss = 0.0
         self._told: set[tuple[str, ...]] = set()
         self._mended = False
+        self.is_checking = False
         self._catcher: CallCatcher | None = None
-        self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
-        self._handles += [
-            each.register_step_post_hook(self._after_update) for each in optimizers[:1]
-        ]
+        self._handles: list[Any] = []
+        self.add_optimizers(optimizers)
         scaler.on_skip = self._on_skip
         self._arm()
+
+    def add_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Look at the steps of optimizers as well; those of the first one are counted."""
+        for each in optimizers:
+            if not self._handles:
+                self._handles.append(each.register_step_post_hook(self._after_update))
+            self._handles.append(each.register_step_pre_hook(self._before_update))
 
     def end(self) -> None:
         """Watch no longer; what is kept in float32 because of a check stays so."""
@@ -96,6 +105,11 @@ class Watch:
             scaler.on_skip = None
 
     # When --------------------------------------------------------------------------------------
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a call is to be caught, or has been and waits for its update."""
+        return self._catcher is not None
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Note the loss whose backward pass was just made."""
@@ -146,7 +160,8 @@ class Watch:
         catcher.call = None
         if self._tries >= _TRIES:
             why = catcher.failed or (
-                "no call of the model under precision.autocast() was followed by a backward pass"
+                "no call of the model as a whole, under the profile's autocast, was followed by a "
+                "backward pass"
             )
             self._disarm()
             self.steps.append(WatchedStep(self.updates + 1, not_checked=why))
@@ -167,6 +182,7 @@ class Watch:
         scale = float(scaler.get_scale()) if scaler is not None else 1.0
         have = islands_of(root)
         modules: tuple[str, ...] = ()
+        self.is_checking = True
         with nothing_changed(root):
             check = Check(
                 root,
@@ -184,6 +200,7 @@ class Watch:
                     lambda more: self._set_islands(root, (*have, *more)),
                     lambda mends: all(self._of_all_ranks(mends)),
                 )
+        self.is_checking = False
         soon = failed or check.overflowed
         self._due = self.updates + 1 + min(CONFIRM_AFTER, self._every) if soon else self._next()
         if self._failed >= FAILED_IN_A_ROW:
@@ -247,11 +264,9 @@ class Watch:
 
 
 def _called(model: nn.Module, root: nn.Module) -> nn.Module:
-    """Return what torch.compile's wrapper calls as a whole, or the model itself."""
-    inside: nn.Module = model
-    while inside is not root and "_orig_mod" not in inside._modules:
-        inside = inside.get_submodule("module")
-    return inside
+    """Return torch.compile's wrapper around `root`, which is what is called, or `root` itself."""
+    compiled = (each for each in model.modules() if "_orig_mod" in each._modules)
+    return next((each for each in compiled if unwrap(each) is root), root)
 
 
 def _groups(model: nn.Module) -> list[Any]:

@@ -337,6 +337,26 @@ def test_what_is_compiled_returns_float32_too() -> None:
             assert unwrap(precision.forward(torch.ones(1, 2))).dtype is FULL
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_what_hooks_make_of_the_outputs_is_float32(compiled: bool) -> None:
+    torch._dynamo.reset()
+    model, weight = Returning(lambda x: x), torch.ones(4, 3)
+    model.register_forward_hook(lambda module, given, made: {"scores": made @ weight})
+    precision = apply(
+        dataclasses.replace(BFLOAT16, compile=compiled), model, compile_backend="eager"
+    )
+    model.register_forward_hook(
+        lambda module, given, made: made | {"sum": made["scores"] @ weight.T}
+    )
+    before = list(model._forward_hooks)
+    for _ in range(2):
+        with precision.autocast():
+            found = model(torch.ones(1, 2))
+        assert {name: each.dtype for name, each in found.items()} == {"scores": FULL, "sum": FULL}
+    assert list(model._forward_hooks) == before
+
+
 def test_a_packed_sequence_keeps_what_it_is() -> None:
     packed = pack_sequence([torch.ones(3, 2, dtype=LOW), torch.ones(1, 2, dtype=LOW)])
     output = results_to_float32([packed, Plain(packed.data)], set())

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.backends.torch.apply.precision import Precision
-from tests.backends.torch.operated import BFLOAT16, apply, mlp
+from autoprec.core.recipe import Recipe
+from tests.backends.torch.operated import (
+    BFLOAT16,
+    FLOAT16,
+    adam,
+    apply,
+    batches,
+    mlp,
+    same,
+    weights,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -185,3 +197,30 @@ def test_the_cache_is_emptied_between_them_and_a_call_with_gradients(
         assert len(cleared) == before + 1
         called(torch.ones(4, 6))
         assert len(cleared) == before + 1
+
+
+@pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16])
+@pytest.mark.parametrize("lines", ["precision's", "the scaler's"])
+def test_updates_inside_one_context_are_those_of_a_context_each(lines: str, recipe: Recipe) -> None:
+    """autocast keeps its casts of the weights until the outermost context is left."""
+
+    def trained(contexts: int) -> list[torch.Tensor]:
+        model = mlp()
+        optimizer = adam(model)
+        precision = apply(recipe, model, optimizer)
+        ways = [precision.autocast, nullcontext]
+        around, each = ways if contexts == 1 else reversed(ways)
+        with around():
+            for inputs, targets in batches(4):
+                with each():
+                    loss = cross_entropy(model(inputs), targets)
+                if lines == "precision's":
+                    precision.backward_and_step(loss)
+                else:
+                    precision.scaler.scale(loss).backward()
+                    precision.scaler.step(optimizer)
+                    precision.scaler.update()
+                    optimizer.zero_grad()
+        return weights(model)
+
+    assert same(trained(1), trained(4))

@@ -56,6 +56,35 @@ def test_training_goes_on_as_if_the_skipped_batch_had_not_been_there(name: str) 
     assert same(*results)
 
 
+class Registering(nn.Module):
+    """Registers its average in its first forward pass."""
+
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.linear(x)
+        if not hasattr(self, "average"):
+            self.register_buffer("average", torch.zeros(3))
+        self.average.lerp_(made.detach().float().mean(0), 0.5)
+        return made
+
+
+def test_buffers_that_a_skipped_first_step_makes_are_made_anew() -> None:
+    results = []
+    for data in (samples(4, overflowing=[0, 2]), [samples(4)[i] for i in (1, 3)]):
+        torch.manual_seed(0)
+        model = Registering()
+        precision = apply(FIXED, model, adam(model))
+        for batch in data:
+            step(precision, model, batch)
+        results.append([*model.buffers()])
+    assert same(*results)
+
+
 def test_every_micro_batch_of_a_skipped_update_is_undone() -> None:
     model = averages()
     precision = apply(accumulating(FLOAT16, 3), model, adam(model))

@@ -79,6 +79,13 @@ def forward_alone(precision: Any, model: nn.Module, optimizer: torch.optim.Optim
         optimizer.step()
 
 
+def backward_alone(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for inputs, targets in batches(6):
+        precision.backward(cross_entropy(precision.forward(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def evaluated_first(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     with torch.no_grad():
         precision.forward(batches(1)[0][0])
@@ -114,6 +121,7 @@ LINES = r"precision\.forward\(inputs\), targets\)\n.*precision\.backward_and_ste
         (plain, accumulating(FLOAT32, 4), "where the profile accumulates 4"),
         (forward_alone, accumulating(BFLOAT16, 2), "where the profile accumulates 2"),
         (forward_alone, FLOAT16, "the loss is not scaled"),
+        (backward_alone, FLOAT16, "gradients stay multiplied by it"),
         (with_autocast(torch.float16), BFLOAT16, "autocast in float16 .* which is mixed_bfloat16"),
         (with_autocast(torch.bfloat16), FLOAT32, "autocast in bfloat16 .* which is float32"),
         (with_autocast(torch.float16, init_scale=8.0), FLOAT16, "scale and floor are the profile"),
@@ -210,6 +218,7 @@ def parts_called(precision: Any, model: nn.Module, optimizer: torch.optim.Optimi
         (short, FLOAT32),
         (short, BFLOAT16),
         (short, FLOAT16),
+        (backward_alone, BFLOAT16),
         (short, accumulating(FLOAT16, 2)),
         (plain, FLOAT32),
         (forward_alone, BFLOAT16),
@@ -282,6 +291,52 @@ def test_gradients_are_cleared_as_before() -> None:
         model(torch.ones(1, 6)).sum().backward()
         owner.zero_grad(set_to_none=False)
         assert all(not p.grad.any() for p in model.parameters())
+
+
+# Modules that came in later ----------------------------------------------------------------------
+
+
+def with_a_new_head(precision: Any, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    model[2] = nn.Linear(10, 3)
+    short(precision, model, optimizer)
+
+
+def with_a_new_forward(precision: Any, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    model.forward = lambda inputs: model[2](model[1](model[0](inputs)))
+    short(precision, model, optimizer)
+
+
+def test_what_took_the_place_of_a_module_in_float32_is_named() -> None:
+    kept = replace(BFLOAT16, float32_modules=("2",))
+    (text,) = told(with_a_new_head, kept)
+    assert text.startswith("2 came into the model after apply_profile, which keeps what was there")
+    (text,) = told(with_a_new_forward, kept)
+    assert text.startswith("the model's forward came into the model after apply_profile")
+    assert told(with_a_new_head, replace(BFLOAT16, float32_modules=("0",))) == []
+    assert told(with_a_new_head, FLOAT32) == []
+
+
+def test_a_model_that_was_moved_to_another_kind_of_device_is_named() -> None:
+    def moved(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.to("meta")
+        for _ in range(4):
+            with precision.autocast():
+                model(torch.ones(1, 6, device="meta"))
+            optimizer.step()
+
+    (text,) = told(moved, BFLOAT16)
+    assert text.startswith("the model came to meta after apply_profile, which knew it on cpu")
+    assert "call apply_profile again" in text
+
+
+def test_hooks_on_parameters_are_told_of_the_loss_scale() -> None:
+    def clamped(precision: Any, model: Any, optimizer: torch.optim.Optimizer) -> None:
+        model[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+        short(precision, model, optimizer)
+
+    (text,) = told(clamped, FLOAT16)
+    assert text.startswith("the hook on 0.weight gets its gradient multiplied by the loss scale")
+    assert told(clamped, BFLOAT16) == []
 
 
 # What is left of the watch -----------------------------------------------------------------------

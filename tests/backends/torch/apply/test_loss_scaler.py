@@ -12,7 +12,8 @@ from torch import nn
 
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.core.recipe import LossScale
-from autoprec.errors import AutoprecWarning
+from autoprec.errors import AutoprecWarning, UsageError
+from tests.backends.torch.operated import mlp
 
 pytestmark = pytest.mark.torch
 
@@ -343,3 +344,13 @@ def test_a_lower_floor_trains_where_only_the_backward_pass_overflows() -> None:
     with pytest.warns(AutoprecWarning, match="if the loss is finite"):
         assert train(1.0).counts.steps == 0
     assert train(2.0**-8).counts.skipped == 5
+
+
+def test_a_closure_under_a_loss_scale_is_refused() -> None:
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    scaler = LossScaler("cpu", LossScale(initial=8.0))
+    scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+    for given in ((lambda: 0.0,), ()):
+        with pytest.raises(UsageError, match="LBFGS was given a closure under a loss scale"):
+            scaler.step(optimizer, *given, **({} if given else {"closure": lambda: 0.0}))

@@ -313,6 +313,14 @@ def test_16_bit_weights_are_reported() -> None:
     assert precision.report.warnings
 
 
+def test_weights_that_no_policy_casts_are_reported() -> None:
+    with pytest.warns(AutoprecWarning, match=r"4 parameters are float64 \(0.weight, ...\)"):
+        precision = apply(BFLOAT16, mlp().double())
+    inputs = torch.ones(1, 6, dtype=torch.float64)
+    assert precision.forward(inputs).dtype is torch.float64
+    assert not apply(FLOAT32, mlp().double()).report.warnings
+
+
 @pytest.mark.parametrize(("model", "optimizer"), [("no", None), (mlp(), "no")])
 def test_wrong_arguments_are_named(model: Any, optimizer: Any) -> None:
     with pytest.raises(UsageError, match="str given, expected a torch"):

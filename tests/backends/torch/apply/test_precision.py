@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from autoprec.backends.torch.apply import loop_checks
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
@@ -76,11 +77,11 @@ def test_a_step_in_float32_makes_no_autocast_and_puts_no_gradient_aside(monkeypa
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_after_the_first_step_none_goes_through_the_modules(name: str, monkeypatch) -> None:
+def test_after_the_first_steps_none_goes_through_the_modules(name: str, monkeypatch) -> None:
     """A model has hundreds, and a step of a small one takes as long as going through them."""
     model = mlp()
     precision = apply(RECIPES[name], model, adam(model))
-    assert all(train(precision, model, batches(1), clip=0.1))
+    assert all(train(precision, model, batches(loop_checks.STEPS), clip=0.1))
 
     def never(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a step went through the model's modules")

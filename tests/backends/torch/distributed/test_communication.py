@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoprec.core.dtypes import DType
+from autoprec.core.numerics.exact_settings import judge_settings
+from autoprec.core.numerics.reference_recipe import settings_of
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.proof.recipe_proof import Proof
@@ -36,6 +38,23 @@ import os
 from autoprec.backends.torch.measure import devices
 devices.limit_memory = lambda device: None
 devices.free_bytes = lambda device: 1000 if os.environ["RANK"] == "1" else 10**12
+"""
+# What only an evaluation computes depends on how its input lies in memory.
+EVALUATED_IN_MEMORY_ORDER = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        if not self.training:
+            x = x.as_strided(x.shape, torch.empty(x.shape).stride())
+        return self.head(x.mean((2, 3)))
+
+def build_data(batch_size):
+    for _ in range(40):
+        x = torch.randn(batch_size, 3, 2, 2)
+        yield x, x.mean((2, 3)).argmax(1)
 """
 # A gradient of +-4096 on the ranks, whose mean is what there is to learn: bfloat16 rounds it off.
 CANCELLING = """
@@ -109,6 +128,16 @@ def test_a_recipe_for_another_number_of_ranks_is_refused(start_ranks: Start) -> 
     recipe = Recipe(batch_size=4, distributed=Distributed("ddp", 3))
     with pytest.raises(WorkerFailure, match="a recipe for 3 ranks given, expected one for 2"):
         start_ranks(2).call("open", name="trial", recipe=recipe, seed=0)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_an_evaluation_is_compared_with_its_settings(start_ranks: Start, engine: str) -> None:
+    ranks = start_ranks(2, engine=engine, more=EVALUATED_IN_MEMORY_ORDER)
+    laid_out = Recipe(batch_size=4, memory_format="channels_last")
+    found = ranks.call("compare_settings", recipe=laid_out)
+    assert found.evaluated
+    judged = judge_settings(found, settings_of(laid_out))
+    assert "its evaluation is" in judged.verdict.reason
 
 
 @pytest.mark.slow

@@ -181,6 +181,7 @@ def test_operations_are_counted_on_a_batch_of_middling_size() -> None:
     assert head.flops_per_sample is not None
     assert whole is not None
     assert whole > 3 * head.flops_per_sample
+    assert head.most_saved_bytes_per_sample == 0
 
 
 def test_a_later_batch_that_breaks_the_model_does_not_end_the_description() -> None:

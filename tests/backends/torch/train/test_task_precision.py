@@ -94,6 +94,15 @@ def test_weights_that_train_in_16_bits_are_named_by_their_dtype() -> None:
     assert facts().weights_in == ""
 
 
+def test_weights_in_float64_are_told() -> None:
+    def batches(size: int) -> Iterator[Any]:
+        while True:
+            yield torch.randn(size, 4).double(), torch.randn(size, 1).double()
+
+    told = facts(build_model=lambda: small().double(), build_data=batches).low_precision
+    assert "parameters are float64" in told
+
+
 def test_weights_of_several_dtypes_and_frozen_ones_have_no_dtype_in_common() -> None:
     adapted = nn.Sequential(small().half().requires_grad_(False), nn.Linear(1, 1))
     assert weights_in(adapted) == ""
