@@ -28,6 +28,7 @@ from tests.slow_marks import SlowMarks
 if TYPE_CHECKING:
     from autoprec.core.recipe import Recipe
     from autoprec.workers.client import Worker
+    from tests.fork_server import ForkServer
 
 TESTS = Path(__file__).parent
 
@@ -154,14 +155,17 @@ def folder_of_its_own() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork the workers of tunings from a process that has imported the framework already."""
+def forked(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    """Fork the workers of tunings from a process that has imported the framework already.
+
+    A test forks what it would start as `python FILE ...` by `forked.run(FILE, ...)`.
+    """
     from tests.fork_server import ForkServer, forked_workers
 
     loaded = next(iter(request.config.stash[LOADED]), "")
     server = ForkServer((*ALWAYS_PRELOADED, *PRELOADED[loaded]))
     with forked_workers(server):
-        yield
+        yield server
     server.stop()
 
 

@@ -19,8 +19,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ _FREE = {"TMPDIR", "HOME", "COLUMNS", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED"}
 _FREE |= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 #: Read when a device is first used.
 _FREE |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
-_FREE_PREFIXES = ("AUTOPREC_", "TOKENIZERS_")
+_FREE_PREFIXES = ("AUTOPREC_", "TOKENIZERS_", "HF_")
 
 _POLL_SECONDS = 0.01
 PYTHON = sys.executable
@@ -53,26 +55,55 @@ class ForkServer:
 
     def popen(self, command: Sequence[str], **settings: Any) -> ForkedProcess:
         """Do what `subprocess.Popen` would with a worker's command."""
-        if self._socket is None:
-            self._start()
-        assert self._socket is not None
-        ours, theirs = socket.socketpair()
         null = os.open(os.devnull, os.O_RDWR)
         stdout = settings["stdout"]
         output = null if stdout == subprocess.DEVNULL else stdout.fileno()
-        descriptors = [theirs.fileno(), null, output, *settings["pass_fds"]]
         request = {
-            "script": command[-2],
             "arguments": command[-2:],
             "environment": settings["env"],
             "folder": os.getcwd(),
             "numbers": list(settings["pass_fds"]),
         }
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return self._fork(request, [null, output, output, *settings["pass_fds"]])
         finally:
-            theirs.close()
             os.close(null)
+
+    def run(
+        self, script: Path, *arguments: object, seconds: float = 240.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a Python file in the current folder and environment, as `python FILE ...` would."""
+        words = [str(script), *map(str, arguments)]
+        request = {
+            "arguments": words,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "numbers": [],
+            "path": str(script.parent),
+        }
+        with (
+            open(os.devnull, "rb") as null,
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as errors,
+        ):
+            child = self._fork(request, [each.fileno() for each in (null, out, errors)])
+            try:
+                code = child.wait(seconds)
+            finally:
+                child.kill()
+            out.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(words, code, out.read(), errors.read())
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> ForkedProcess:
+        """Fork a process whose descriptors 0, 1, 2 and those of `numbers` are these."""
+        if self._socket is None:
+            self._start()
+        assert self._socket is not None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            given = [theirs.fileno(), *descriptors]
+            socket.send_fds(self._socket, [json.dumps(request).encode()], given)
         return ForkedProcess(ours)
 
     @property
@@ -262,20 +293,27 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.environ.update(request["environment"])
         random.seed()
         sys.argv = request["arguments"]
-        runpy.run_path(request["script"], run_name="__main__")
+        sys.path[:0] = [request["path"]] if "path" in request else []
+        runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
     except BaseException:  # it must not go on as the server
         import traceback
 
         traceback.print_exc()
     finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 
 def _take_descriptors(received: list[int], numbers: list[int]) -> None:
     """Put stdin, stdout, stderr and what was passed where they are expected; close all others."""
-    targets = [0, 1, 2, *numbers]
-    sources = [received[1], received[2], received[2], *received[3:]]
+    targets, sources = [0, 1, 2, *numbers], received[1:]
     room = max(*targets, *sources) + 1
     high = [os.dup2(source, room + place) for place, source in enumerate(sources)]
     os.closerange(3, room)

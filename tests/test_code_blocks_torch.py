@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,13 +32,14 @@ def recipe_of(policy: Policy, **settings: Any) -> Recipe:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
 def test_the_task_file_is_tuned_by_the_python_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its search and proof are cut short."""
     (tmp_path / "model.py").write_text(block("docs/task-file.md", 0))
     monkeypatch.chdir(tmp_path)
-    quick = partial(autoprec.tune, trials=4, rounds=1, proof_steps=30)
+    quick = partial(autoprec.tune, trials=2, rounds=1, proof_steps=30, extras=False)
     monkeypatch.setattr(autoprec, "tune", quick)
     names: dict[str, Any] = {}
     exec(block("README.md", 4), names)
@@ -123,22 +125,25 @@ print(precision.policy, precision.accumulation_steps)
 """
 
 
-def test_the_command_that_switches_a_profile_off(write_profile: WriteProfile) -> None:
+def test_the_command_that_switches_a_profile_off(
+    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its variable the same script trains with the profile."""
     recipe = recipe_of(Policy.MIXED_BFLOAT16, accumulation_steps=2)
-    folder = write_profile(recipe, "torch").parent
-    (folder / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(write_profile(recipe, "torch").parent)
+    Path("train.py").write_text(SCRIPT)
     command, *_ = commands_in(block("README.md", 5))
     programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    for line, expected in ((command, "float32 2"), ("python train.py", "mixed_bfloat16 2")):
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=folder,
-            env={**os.environ, "PATH": programs, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout.strip() == expected, done.stderr
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PATH": programs, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "float32 2", done.stderr
+    runpy.run_path("train.py", run_name="__main__")
+    assert capsys.readouterr().out.strip() == "mixed_bfloat16 2"
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 import torch
 
 from autoprec import Policy, Recipe
+from tests.fork_server import ForkServer
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "torch"
@@ -71,24 +69,25 @@ def test_evaluate_gives_a_share_and_leaves_the_model_training(task: ModuleType) 
     assert model.training
 
 
-def run_script(name: str, *arguments: str | Path, expect: int = 0) -> str:
-    """Run a training script as a user does; return what it printed."""
-    child = subprocess.run(
-        [sys.executable, FOLDER / name, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert child.returncode == expect, child.stderr
-    return child.stdout if expect == 0 else child.stderr
-
-
+RunScript = Callable[..., str]
 WriteProfile = Callable[[Recipe, str], Path]
 
 
-def test_train_digits_prints_both_trainings(write_profile: WriteProfile) -> None:
+@pytest.fixture
+def run_script(forked: ForkServer) -> RunScript:
+    """Return a function that runs a training script as a user does; it returns what was printed."""
+
+    def run(name: str, *arguments: str | Path, expect: int = 0) -> str:
+        child = forked.run(FOLDER / name, *arguments)
+        assert child.returncode == expect, child.stderr
+        return child.stdout if expect == 0 else child.stderr
+
+    return run
+
+
+def test_train_digits_prints_both_trainings(
+    run_script: RunScript, write_profile: WriteProfile
+) -> None:
     profile = write_profile(Recipe(batch_size=64, accumulation_steps=2), "torch")
     printed = run_script("train_digits.py", "--profile", profile, "--steps", "4")
     assert "recipe: float32 at batch 64" in printed
@@ -99,7 +98,9 @@ def test_train_digits_prints_both_trainings(write_profile: WriteProfile) -> None
     assert "median over 4 pairs" in printed
 
 
-def test_train_digits_says_what_to_do_without_a_profile(tmp_path: Path) -> None:
+def test_train_digits_says_what_to_do_without_a_profile(
+    run_script: RunScript, tmp_path: Path
+) -> None:
     said = run_script("train_digits.py", "--profile", tmp_path / "absent.yaml", expect=2)
     assert "autoprec tune examples/torch/digits_conv.py" in said
 
@@ -107,7 +108,7 @@ def test_train_digits_says_what_to_do_without_a_profile(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.release
 def test_train_mobilenet_resumes_where_it_stopped(
-    write_profile: WriteProfile, tmp_path: Path
+    run_script: RunScript, write_profile: WriteProfile, tmp_path: Path
 ) -> None:
     profile = write_profile(Recipe(policy=Policy.FLOAT32, batch_size=240), "torch")
 

@@ -44,7 +44,7 @@ def build_data(batch_size):
         yield torch.randn(batch_size, 512), torch.randn(batch_size, 512)
 
 loss_fn = nn.functional.mse_loss
-BATCH_SIZE = 2048
+BATCH_SIZE = {batch}
 """
 
 RAGGED = """
@@ -91,20 +91,20 @@ def test_three_convolutions_on_a_v100_are_bound_by_launches(planned: Planned) ->
 
 
 def test_many_small_images_on_a_v100_are_bound_by_memory(planned: Planned) -> None:
-    plan = json.loads(planned(SMALL_IMAGES.format(batch=1024), "v100", "--json"))
-    float32, mixed = [e for e in plan["estimates"] if e["batch"] == 1024]
+    plan = json.loads(planned(SMALL_IMAGES.format(batch=256), "v100", "--json"))
+    float32, mixed = [e for e in plan["estimates"] if e["batch"] == 256]
     assert mixed["policy"] == "mixed_float16"
     assert float32["memory_seconds"] > 0.3 * float32["arithmetic_seconds"]
     assert 1 < mixed["at_most"] < 5  # of the 8 that the peaks promise
 
 
 def test_a_p100_has_no_tensor_cores(planned: Planned) -> None:
-    said = expected(planned(WIDE, "p100"))
+    said = expected(planned(WIDE.format(batch=256), "p100"))
     assert "nothing is to be expected: float16 is emulated (no Tensor Cores" in said
 
 
 def test_wide_layers_on_an_a100_may_gain(planned: Planned) -> None:
-    said = planned(WIDE, "a100")
+    said = planned(WIDE.format(batch=1024), "a100")
     assert "little" not in expected(said)
     assert "by mixed_bfloat16" in expected(said)
     assert "every matrix dimension is a multiple of" in said

@@ -1,28 +1,29 @@
 """Training code as libraries and papers have it: proven and tuned.
 
 Bfloat16 is proven on each row of `real_tasks`. Two rows are tuned from the command line besides, on
-this machine's CPU, and trained with their profiles; `make test` tunes one of them.
+this machine's CPU, and trained with their profiles; `make test` tunes one of them, and verifies it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from processes import AUTOPREC
-from real_task_rows_torch import FOLDER, STEPS, by_hand, one_thread, recipe_of, task
-from training_loops_torch import applied
+from real_task_rows_torch import FOLDER, STEPS, by_hand, load, one_thread, recipe_of, task
+from training_loops_torch import Trained, applied, plain
 
-from autoprec import Policy
+from autoprec import Policy, verify
 from autoprec.backends.torch.backend import TorchBackend
+from autoprec.cli import main
 from autoprec.profiles import load_profile
 from autoprec.tuning.proof.recipe_proof import Proof, silent
 from autoprec.workers.task_file import load_task
@@ -61,24 +62,15 @@ def test_bfloat16_is_proven_to_train_a_row_like_float32(task: ModuleType) -> Non
 
 
 def tune(row: str, folder: Path) -> Path:
-    """Tune a row for bfloat16 from the command line; return the profile's file."""
+    """Tune a row for bfloat16 by the command line's words; return the profile's file."""
     profile = folder / "model.profile.yaml"
-    subprocess.run(
-        [
-            *(*AUTOPREC, "tune", FOLDER / f"{row}.py", "--device", "cpu"),
-            *("--policies", "mixed_bfloat16", "--output", profile, *QUICK),
-            *("--storage", folder / "study.journal"),
-        ],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(folder),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        },
-        timeout=240,
-        check=True,
-    )
+    words = ["tune", FOLDER / f"{row}.py", "--device", "cpu", "--policies", "mixed_bfloat16"]
+    words += ["--output", profile, "--storage", folder / "study.journal", *QUICK]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        assert main([str(word) for word in words]) == 0
     return profile
 
 
@@ -107,26 +99,45 @@ def test_a_row_is_tuned_and_its_profile_trains_as_plain_autocast_does(
     assert ours.losses == pytest.approx(theirs.losses, rel=0.01)
 
 
-#: Trains a row with a profile, or by hand as its recipe says; prints the losses and the weights.
+def test_what_was_tuned_runs_and_trains_like_float32_again(tuning: Callable[[str], Path]) -> None:
+    """How fast it is on a machine that others use is no matter of a test."""
+    path = tuning("checkpointed")
+    found = verify(path, FOLDER / "checkpointed.py", device="cpu", rounds=1)
+    results = {claim.name: claim.result for claim in found.claims}
+    assert results["runs"] == results["numerics"] == "holds"
+    assert {"speed-up", "throughput"} & results.keys()
+    assert found.speedup is not None
+    assert found.parity is not None
+    assert found.parity.steps == 30
+    assert found.notes == ()
+
+
+def exactly(trained: Trained) -> list[Any]:
+    """The losses and the weights that a training ended with, to the bit."""
+    weights = trained.model.state_dict()
+    state = {name: value.numpy().tobytes().hex() for name, value in weights.items()}
+    digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()
+    return [[loss.hex() for loss in trained.losses], digest]
+
+
+#: Trains a row with a profile; prints `exactly` what comes of it.
 TRAIN = """
-import hashlib, importlib, json, sys
+import json, sys
 from pathlib import Path
 import torch
 from autoprec.profiles import load_profile
-from training_loops_torch import applied, plain
+from real_task_rows_torch import load
+from test_real_tasks_tuned_torch import exactly
+from training_loops_torch import applied
 
-row, path, way = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
-task, recipe = importlib.import_module(row), load_profile(path).recipe
-trained = applied(task, recipe, 12, path) if way == "profile" else plain(task, recipe, 12)
-state = {name: value.numpy().tobytes().hex() for name, value in trained.model.state_dict().items()}
-digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()
-print(json.dumps([[loss.hex() for loss in trained.losses], digest]))
+row, path = sys.argv[1], Path(sys.argv[2])
+print(json.dumps(exactly(applied(load(row), load_profile(path).recipe, 12, path))))
 """
 
 
 @pytest.mark.timeout(400)
-def test_a_profile_gives_the_weights_of_the_loop_by_hand_in_every_fresh_process(
+def test_a_profile_gives_the_weights_of_the_loop_by_hand_in_a_fresh_process(
     tuning: Callable[[str], Path],
 ) -> None:
     """To the bit, losses too: with one thread sums are formed in one order."""
@@ -134,18 +145,15 @@ def test_a_profile_gives_the_weights_of_the_loop_by_hand_in_every_fresh_process(
     path = tuning(row)
     recipe = load_profile(path).recipe
     assert recipe.policy is Policy.MIXED_BFLOAT16
-    folders = os.pathsep.join(map(str, (ROOT, ROOT / "tests", FOLDER)))
-    environment = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
-
-    def train(way: str) -> tuple[list[str], str]:
-        words = [sys.executable, "-c", TRAIN, row, path, way]
-        done = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=240, check=True
-        )
-        losses, digest = json.loads(done.stdout)
-        return losses, digest
-
-    with ThreadPoolExecutor(2) as pool:
-        first, again, by_hand = pool.map(train, ("profile", "profile", "by hand"))
-    assert len(set(first[0])) == 12 * recipe.accumulation_steps  # it trains
-    assert first == again == by_hand
+    folders = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, row, path],
+        env={**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    with_profile = json.loads(done.stdout)
+    assert len(set(with_profile[0])) == 12 * recipe.accumulation_steps  # it trains
+    assert with_profile == exactly(plain(load(row), recipe, 12))

@@ -127,6 +127,12 @@ def test_modules_that_raise_hold_where_the_profile_keeps_them_in_float32(
     assert verified(kept, between="self.raising(x)")[0] == "holds"
 
 
+def test_numbers_far_from_zero_between_layers_fail(verified: Verified) -> None:
+    result, verdict = verified(BFLOAT16, between="((x + 4096.0) - 4096.0).relu()")
+    assert result == "fails"
+    assert verdict.verdict in ("drift", "rejected"), verdict.reason
+
+
 def test_losses_that_end_near_zero_are_told_as_such(verified: Verified) -> None:
     zero = {"targets": "torch.zeros(640, 2)", "loss": "mse_loss", "rate": 0.5}
     linear = {"first": "nn.Identity()", "last": "nn.Linear(2, 2, bias=False)", "shape": "2"}

@@ -27,8 +27,7 @@ if __name__ == "__main__":
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
-    precision = apply_profile("model.profile.yaml", model=model, optimizer=optimizer)
-    scaler = precision.scaler
+    autocast, scaler = apply_profile("model.profile.yaml", model=model, optimizer=optimizer).amp
     parts = {"model": model, "optimizer": optimizer, "average": average, "scaler": scaler}
     if "--resume" in sys.argv:
         for name, state in torch.load("last.pt", weights_only=True).items():
@@ -36,7 +35,7 @@ if __name__ == "__main__":
     for _ in range(2):
         for batch in DataLoader(build_data(), batch_size=32, shuffle=True):
             inputs, targets = (each.to(device) for each in batch)
-            with precision.autocast():
+            with autocast():
                 loss = nn.functional.cross_entropy(model(inputs), targets)
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)

@@ -33,7 +33,7 @@ SCRIPTS: dict[str, tuple[int, dict[str, Any]]] = {
     "lightning": (3, {"batch_size": 16, "accumulation_steps": 2, "float32_modules": ("6",)}),
     "transformers": (2, {"batch_size": 8, "accumulation_steps": 4}),
     "accelerate": (3, {"batch_size": 32, "accumulation_steps": 2, "float32_modules": ("1",)}),
-    "amp": (4, {"batch_size": 32}),
+    "amp": (3, {"batch_size": 32}),
 }
 
 

@@ -81,27 +81,46 @@ def test_a_dry_run_writes_every_pieces_file_and_measures_none_twice(tmp_path: Pa
     assert times(tmp_path) == before
 
 
+#: One piece fails, one takes long, and one says what the real one does.
+ENDING_PIECE = """
+import os, shutil, sys, time
+piece, rows = sys.argv[1:3]
+if piece == "no-such-piece":
+    sys.exit(2)
+if piece == "products":
+    time.sleep(60)
+shutil.copy(os.environ["ROWS"], rows)
+"""
+
+
 def test_a_piece_that_fails_or_takes_too_long_stops_no_other(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
+    (told,) = pieces.device(pieces.Setting("cpu", True))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(told) + "\n")
+    (tmp_path / "ending_piece.py").write_text(ENDING_PIECE)
+    monkeypatch.setattr(evidence, "PIECE_MODULE", "ending_piece")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ROWS", str(tmp_path / "rows.jsonl"))
     limits = {"no-such-piece": 30.0, "products": 0.1, "device": 60.0}
     monkeypatch.setattr(evidence, "LIMIT_SECONDS", limits)
-    words = [*DRY, "--output", str(tmp_path)]
+    output = tmp_path / "output"
+    words = [*DRY, "--output", str(output)]
     assert evidence.main(words) == 1
     said = capsys.readouterr().err
     assert "no-such-piece: ended with code 2" in said
     assert "products: ran out of its 0.1 s" in said
     assert "device:" not in said
-    assert rows_of(tmp_path, "no-such-piece")[0]["failed_piece"].startswith("ended with code 2")
-    assert "facts" in rows_of(tmp_path, "device")[0]
+    assert rows_of(output, "no-such-piece")[0]["failed_piece"].startswith("ended with code 2")
+    assert "facts" in rows_of(output, "device")[0]
 
     assert evidence.main(words) == 1  # what failed is measured anew, the rest is known
     shown = capsys.readouterr()
     assert shown.out.count("is known") == 1
     assert "no-such-piece: ended with code 2" in shown.err
-    before = times(tmp_path)
+    before = times(output)
     assert evidence.main([*words, "--only", "device", "--again"]) == 0
-    changed = {name for name, time in times(tmp_path).items() if before[name] != time}
+    changed = {name for name, time in times(output).items() if before[name] != time}
     assert len(changed) == 2  # the rows and the recording
 
 

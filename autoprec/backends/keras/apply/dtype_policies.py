@@ -2,7 +2,7 @@
 
 In place means in place: weights, names and layer objects stay; only what a layer computes in
 changes. A layer that the user made float32 in a model that is otherwise not is their island and
-stays, as do layers that only prepare the model's inputs or assign their own weights;
+stays, as do layers that only prepare the model's inputs, mask them or assign their own weights;
 layers with 16-bit weights, quantised ones and those without floating arithmetic are left alone.
 """
 
@@ -35,6 +35,9 @@ _NAMES = {
 
 #: Layers that assign weights when they are called: in 16 bits the weights would stay rounded.
 WEIGHT_WRITERS = (keras.layers.SpectralNormalization,)
+
+#: Layers that compare inputs with a number of the user's, which rounded inputs may not be equal to.
+_COMPARING_LAYERS = (keras.layers.Masking,)
 
 _CHANGEABLE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -84,7 +87,7 @@ class LayerPolicies:
                 continue
             elif id(unit.layer) in users:
                 kept.append(unit)
-            elif id(unit.layer) in prepare or (policy.mixed and _writes_weights(unit)):
+            elif id(unit.layer) in prepare or (policy.mixed and _is_exact(unit)):
                 self.set(unit, "float32")
                 kept.append(unit)
             else:
@@ -104,7 +107,7 @@ class LayerPolicies:
                 self.set(unit, "float32")
             elif current.name == "float32" and id(current) not in inherited:
                 kept.append(unit)
-            elif policy.mixed and _writes_weights(unit):
+            elif policy.mixed and _is_exact(unit):
                 self.set(unit, "float32")
                 kept.append(unit)
             elif _is_changeable(unit.layer):
@@ -130,8 +133,8 @@ class LayerPolicies:
         self._given.clear()
 
 
-def _writes_weights(unit: LayerUnit) -> bool:
-    return isinstance(unit.layer, WEIGHT_WRITERS)
+def _is_exact(unit: LayerUnit) -> bool:
+    return isinstance(unit.layer, (*WEIGHT_WRITERS, *_COMPARING_LAYERS))
 
 
 def _is_changeable(layer: Any) -> bool:

@@ -180,7 +180,8 @@ class Float32Outputs(ForwardWrapper):
 
     def _after_hooks(self, module: nn.Module, args: Any, result: Any) -> Any:
         """Cast up, and go."""
-        module._forward_hooks.pop(_AFTER_HOOKS, None)
+        hooks: dict[Any, Any] = module._forward_hooks
+        hooks.pop(_AFTER_HOOKS, None)
         return results_to_float32(result, self.named)
 
 

@@ -257,6 +257,13 @@ def unwrap(model: nn.Module) -> nn.Module:
             "calling the first device's weights, even if the profile were applied to the model "
             "inside. Use DistributedDataParallel, or one device without DataParallel"
         )
+    if any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__):
+        raise UsageError(
+            "a DeepSpeedEngine was given: DeepSpeed casts parameters and scales losses itself, and "
+            "switches other autocasts off. Write its settings with `autoprec export PROFILE --to "
+            "deepspeed`, or train the model without it, under DistributedDataParallel or "
+            "fully_shard"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError(
             "a TorchScript module was given, expected an ordinary nn.Module: what is compiled "

@@ -153,6 +153,11 @@ class Precision:
             return self._under(self._watching)
         return EachEntry(lambda: self._under(self._watching))
 
+    @property
+    def amp(self) -> tuple[Callable[[], AbstractContextManager[Any]], LossScaler]:
+        """Return `autocast` and `scaler`: all that a loop written for torch.amp needs."""
+        return self.autocast, self.scaler
+
     def _under(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
         """Return `cast`; between boundaries gradients stay unsynchronised."""
         if not (self._accumulates and self._steps.next_is_mid_accumulation):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def describe(
     most_saved = 0.0
     for index in seen.largest() if seen.varies else ():
         longest = move(seen.kept[index], device)
-        held, _ = try_to_measure(lambda given=longest: saved_bytes(task, model, given, seed))
+        held, _ = try_to_measure(partial(saved_bytes, task, model, longest, seed))
         most_saved = max(most_saved, (held or 0) / found.count(longest))
     judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
     splitting = splittable(

@@ -208,6 +208,30 @@ def test_ids_and_large_numbers_reach_the_first_product_unrounded() -> None:
         assert precision.report.kept
 
 
+@pytest.mark.parametrize("form", ["in place", "global"])
+def test_padding_is_masked_whatever_number_it_is(form: str) -> None:
+    """bfloat16 rounds the padding to -7.3125, and -1.002 to the -1 that is padding elsewhere."""
+    layers = keras.layers
+    x = np.full((2, 3, 1), -1.002, "float32")
+    x[0, 2] = -7.3
+
+    def made(padding: float) -> Any:
+        inputs = keras.Input((3, 1))
+        return keras.Model(inputs, layers.LSTM(2)(layers.Masking(padding)(inputs)))
+
+    def mask(model: Any) -> Any:
+        return keras.ops.convert_to_numpy(model.layers[1](x)._keras_mask).tolist()
+
+    for padding, kept in ((-7.3, [[True, True, False], [True] * 3]), (-1.0, [[True] * 3] * 2)):
+        assert mask(made(padding)) == kept
+        given = {"model": made(padding)} if form == "in place" else {}
+        with KerasSurgeon().apply(Recipe(policy=Policy.MIXED_BFLOAT16), **given):
+            model = given.get("model") or made(padding)
+            assert np.isfinite(model(x)).all()
+            assert mask(model) == kept
+            assert model.layers[2].compute_dtype == "bfloat16"
+
+
 def test_a_layer_its_author_made_float32_stays_and_one_from_a_file_is_no_such(
     tmp_path: Any,
 ) -> None:

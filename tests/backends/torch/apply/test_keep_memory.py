@@ -5,8 +5,7 @@ Nothing takes the setting back, so steps are counted in a process of their own, 
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.describe import describe
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
+from tests.fork_server import ForkServer
 
 needs_glibc = pytest.mark.skipif(
     not can_keep_freed_memory(), reason="malloc is not glibc's here: there is nothing to set"
@@ -52,15 +52,15 @@ for keep in (False, True):
 
 
 @needs_glibc
-def test_a_step_faults_no_pages_in_again() -> None:
+def test_a_step_faults_no_pages_in_again(forked: ForkServer, tmp_path: Path) -> None:
     """The fewest page faults of a step after the third, without and with the setting.
 
     Where blocks come to lie differs from process to process: the heap may still grow in one of
     these steps, but what was kept serves most of them.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
-    )
+    (tmp_path / "steps.py").write_text(SCRIPT)
+    done = forked.run(tmp_path / "steps.py")
+    assert done.returncode == 0, done.stderr
     (given_back, *nothing), (kept, *settings) = map(str.split, done.stdout.splitlines())
     assert nothing == []
     assert settings == ["keep_memory=True"]

@@ -334,3 +334,6 @@ def test_what_cannot_be_operated_on_is_said_in_one_sentence() -> None:
         apply(BFLOAT16, scripted)
     with pytest.raises(UsageError, match="Use DistributedDataParallel, or one device"):
         apply(BFLOAT16, nn.DataParallel(mlp()))
+    engine = type("DeepSpeedEngine", (nn.Module,), {})()
+    with pytest.raises(UsageError, match=r"a DeepSpeedEngine was given.*export PROFILE --to deep"):
+        apply(BFLOAT16, engine)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.backends.torch.described import facts
+from tests.fork_server import ForkServer
 
 pytestmark = pytest.mark.torch
 
@@ -110,10 +111,12 @@ for run in (train, described):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/status")
-def test_a_task_is_described_in_the_memory_that_training_takes() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True, timeout=120
-    )
+def test_a_task_is_described_in_the_memory_that_training_takes(
+    forked: ForkServer, tmp_path: Path
+) -> None:
+    (tmp_path / "peaks.py").write_text(PEAKS)
+    ran = forked.run(tmp_path / "peaks.py")
+    assert ran.returncode == 0, ran.stderr
     training, described = (int(line) for line in ran.stdout.split())
     assert training > 100 * 1024  # KiB: large enough to tell one copy of the gradients
     assert described < 1.25 * training

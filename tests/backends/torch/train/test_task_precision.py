@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import nn
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.train.task_precision import rounded_convolutions, weights_in
 from tests.backends.torch.described import facts, small
+from tests.fork_server import ForkServer
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +38,7 @@ PLAIN = [
 ]
 
 
-def test_settings_that_round_float32_products_are_told() -> None:
+def test_settings_that_round_float32_products_are_told(forked: ForkServer, tmp_path: Path) -> None:
     """Each in a process of its own: what the newer settings change, nothing puts back exactly."""
     script = """
 import os, torch
@@ -52,13 +52,9 @@ for device_type, statement in %r:
     os.waitpid(child, 0)
 """
     cases = [case[:2] for case in (*ROUNDED, *PLAIN)]
-    ran = subprocess.run(
-        [sys.executable, "-c", script % cases],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    (tmp_path / "script.py").write_text(script % cases)
+    ran = forked.run(tmp_path / "script.py")
+    assert ran.returncode == 0, ran.stderr
     said = ran.stdout.splitlines()
     assert len(said) == len(cases)
     for (_, statement, rounded), line in zip(ROUNDED, said, strict=False):
