@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from autoprec.profiles import dump_recipe, load_folder, load_profile
 from autoprec.yaml_files import write_text
 
 if TYPE_CHECKING:
-    from autoprec.reporting.page.shown import Page
+    from autoprec.reporting.page.document import Page
 
 
 def report(
@@ -27,25 +27,22 @@ def report(
     that ends in .html, if that is given; a notebook shows the result as it is.
     """
     from autoprec.reporting.page.document import page_of, page_of_several
-    from autoprec.reporting.page.shown import Page
 
     if output is not None:
         check_report_path(Path(output))
-    several: Mapping[str, Profile] | None = None
-    if isinstance(profile, Profile):
-        single = profile
-    elif isinstance(profile, str | Path):
+    if isinstance(profile, str | Path):
         path = Path(profile)
-        if path.is_dir():
-            several = load_folder(path)
-        else:
-            single = load_profile(path)
+        known: Profile | dict[str, Profile] = (
+            load_folder(path) if path.is_dir() else load_profile(path)
+        )
+    elif isinstance(profile, Profile):
+        known = profile
     else:
-        several = {str(each): load_profile(each) for each in profile}
-    if several is not None:
-        page = Page(page_of_several(several))
+        known = {str(each): load_profile(each) for each in profile}
+    if isinstance(known, Profile):
+        page = page_of(known, dump_recipe(known.recipe))
     else:
-        page = Page(page_of(single, dump_recipe(single.recipe)))
+        page = page_of_several(known)
     if output is not None:
         write_text(Path(output), page)
     return page
