@@ -35,7 +35,7 @@ $(VENV)/.docs-installed: $(VENV)/.all-installed
 	@touch $@
 
 $(VENV)/.scale-installed: $(VENV)/.all-installed
-	$(INSTALL) -e '.[torch,tensorflow,examples,dev,ray,submitit]'
+	$(INSTALL) -e '.[torch,tensorflow,examples,dev,ray]'
 	@touch $@
 
 $(VENV)/.integrations-installed: $(VENV)/.docs-installed

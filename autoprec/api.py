@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,10 +27,10 @@ from autoprec.hardware.name_lookup import (
     resolve_family,
     with_vendor_figures,
 )
-from autoprec.hardware.observe import is_device_kind
-from autoprec.hardware.observe import select as select_devices
+from autoprec.hardware.probes.observe import is_device_kind
+from autoprec.hardware.probes.observe import select as select_devices
 from autoprec.probing import device_fingerprint, probe
-from autoprec.profiles import default_path, kept_beside, load_profile, save_result
+from autoprec.profiles import default_path, kept_beside, load_folder, load_profile, save_result
 from autoprec.reports import check_report_path, report
 from autoprec.tracking import log_to
 from autoprec.tuning.options import Arguments, Options, takes
@@ -130,22 +131,21 @@ def _run_here(work: Callable[[TuningJob], T], path: Path, given: Arguments, list
     unusable = () if device else machine.unusable
     for each in unusable:
         listen(Note(each.text, warning=True))
-    installed = {framework.name: framework.version for framework in machine.frameworks}
 
     def work_on(facts: DeviceFacts) -> T:
         target = Target(
             facts=facts,
-            software=installed | {"python": machine.python},
-            measure=lambda known: probing.measure_device(known, installed),
+            software=machine.software,
+            measure=lambda known: probing.measure_device(known, machine.frameworks_installed),
             unusable=unusable,
-            peers=peers_of(facts, devices),
+            peers=peers_of(facts, machine.facts),
         )
         return work(TuningJob(path, target, chosen, listen))
 
-    devices = [report.facts for report in machine.devices]
     journal = chosen.storage or default_journal(path)
     with trials_kept(journal, lambda text: listen(Note(text))):
-        return _on_first_usable(devices[:1] if device else devices, work_on, listen)
+        best = machine.facts[:1] if device else machine.facts
+        return _on_first_usable(best, work_on, listen)
 
 
 @takes(Arguments)
@@ -170,16 +170,15 @@ def plan(given: Arguments) -> Plan:
     )
     machine = probing.probe_here(on_wait=lambda text: listen(Note(text)))
     machine = probing.recall_measurements(machine)
-    known = [each.facts for each in machine.devices]
+    known = list(machine.facts)
     cpu = next(each for each in known if each.kind is DeviceKind.CPU)
     if family is not None:
         known = [merge(hypothetical_observation(family), family)]
     elif device is not None:
         found = select_devices([each.observation for each in known], device, machine.unusable)
         known = [each for each in known if each.observation == found[0]]
-    software = {f.name: f.version for f in machine.frameworks} | {"python": machine.python}
     unusable = () if device else machine.unusable
-    target = Target(cpu, software, lambda known: known, unusable)
+    target = Target(cpu, machine.software, lambda known: known, unusable)
     job = TuningJob(path, target, given.chosen, listen)
     made = plan.plan(job, known, _reference_device)
     told = () if family is not None else (*machine.notes, *(each.text for each in unusable))
@@ -216,7 +215,7 @@ def tune_fleet(
     task: str | Path,
     *,
     ray: str | None = None,
-    submitit: Sequence[str] = (),
+    slurm: Sequence[str] = (),
     device: str | None = None,
     options: Options | None = None,
     listener: FleetListener | None = None,
@@ -224,10 +223,10 @@ def tune_fleet(
 ) -> FleetResult:
     """Tune one node of each device type of a cluster; write a folder of profiles, say how it ended.
 
-    `ray` is the address of a Ray cluster ("auto": the one this machine belongs to), `submitit`
-    names SLURM partitions; one of them is given. The profiles are written to the folder `output`,
+    `ray` is the address of a Ray cluster ("auto": the one this machine belongs to), `slurm`
+    names partitions; one of them is given. The profiles are written to the folder `output`,
     by default TASK.profiles next to the task file. `listener` is called with the name of a type and
-    each event of its tuning. Raises as `tune` does where no type has a profile.
+    each event of its tuning. Raises as `tune` does if no type has a profile.
     """
     from autoprec.fleet.driver import FleetJob
     from autoprec.fleet.driver import tune_fleet as tune_with
@@ -237,8 +236,8 @@ def tune_fleet(
 
     path, chosen = check_task_path(task), options or Options()
     check_device_choice(device, chosen.nproc)
-    if (ray is None) == (not submitit):
-        raise UsageError("give either `ray`, an address, or `submitit`, names of partitions")
+    if (ray is None) == (not slurm):
+        raise UsageError("give either `ray`, an address, or `slurm`, names of partitions")
     job = FleetJob(
         task=path,
         output=Path(output or chosen.output or default_output(path)).absolute(),
@@ -251,9 +250,9 @@ def tune_fleet(
 
         with RayScheduler(ray, wait=chosen.wait) as cluster:
             return tune_with(job, cluster)
-    from autoprec.fleet.submitit_scheduler import SubmititScheduler
+    from autoprec.fleet.slurm_scheduler import SlurmScheduler
 
-    with SubmititScheduler(submitit, job.output, wait=chosen.wait) as partitions:
+    with SlurmScheduler(slurm, job.output, wait=chosen.wait) as partitions:
         return tune_with(job, partitions)
 
 
@@ -261,12 +260,21 @@ def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = Non
     """Say how the profiles of a folder, one for each device type, compare with each other and here.
 
     `prices` maps names to costs per hour; a name is matched against the words of a device's name
-    and family. Raises `ProfileError` where the folder holds no profiles, `UsageError` for a name
+    and family. Raises `ProfileError` if the folder holds no profiles, `UsageError` for a name
     that matches none of them.
     """
-    from autoprec.fleet.folder_status import folder_status
+    from autoprec.core.fleet.status import fleet_status
+    from autoprec.hardware.machine import LocalMachine
+    from autoprec.hardware.probes.frameworks import find_frameworks
+    from autoprec.version import __version__
 
-    return folder_status(Path(folder), prices or {})
+    here = {each.name: each.version for each in find_frameworks(LocalMachine())}
+    return fleet_status(
+        load_folder(Path(folder)),
+        now=datetime.now(UTC),
+        here={**here, "autoprec": __version__},
+        prices=prices or {},
+    )
 
 
 def check_output(path: Path, task: Path | None = None) -> Path:

@@ -194,7 +194,7 @@ def distribute(
 def _stand_aside(
     profile: str | Path | Profile | Recipe | None, model: Any, optimizer: Any, device: str | None
 ) -> Precision:
-    """Return a Precision that does nothing, at the profile's batch where there is a profile yet."""
+    """Return a Precision that does nothing, at the profile's batch if there is a profile yet."""
     note("apply_profile in the task's own code changes nothing while the task is measured")
     if profile is None or profile == OFF:
         profile = Recipe()
@@ -235,7 +235,7 @@ def _address(device: str | None, model: Any, backend: Backend) -> str:
 
 
 def _is_switched_off() -> bool:
-    """Say whether the environment switches profiles off."""
+    """Return whether the environment switches profiles off."""
     said = os.environ.get(SWITCH, "").strip().lower()
     if said not in ("", "on", OFF):
         raise UsageError(f"{SWITCH}={said!r} is set, expected off, or on as if it were not set")

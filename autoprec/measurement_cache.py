@@ -34,7 +34,7 @@ class TimedDevice:
 
 
 def cache_folder() -> Path | None:
-    """Return the cache folder; None where nothing is to be kept."""
+    """Return the cache folder; None if nothing is to be kept."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
@@ -44,7 +44,7 @@ def cache_folder() -> Path | None:
 
 
 def remember(timed: TimedDevice) -> str:
-    """Keep a device's measurements; return a note where they cannot be written, else ""."""
+    """Keep a device's measurements; return a note if they cannot be written, else ""."""
     path = _path(timed.fingerprint, timed.framework, timed.version)
     if path is None:
         return ""
@@ -58,7 +58,7 @@ def remember(timed: TimedDevice) -> str:
 def recall(
     fingerprint: Fingerprint, software: Mapping[str, str]
 ) -> tuple[Measurements | None, tuple[str, ...]]:
-    """Return a device's measurements, None where there are none, and notes of unreadable files.
+    """Return a device's measurements, None if there are none, and notes of unreadable files.
 
     `software` maps names to versions; that of the first framework which timed the device counts.
     """

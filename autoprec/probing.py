@@ -15,8 +15,8 @@ from autoprec.core.probe_result import DeviceReport, ProbeResult
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.name_lookup import hypothetical_observation, resolve_family
-from autoprec.hardware.observe import OnWait, is_device_kind, observe
-from autoprec.hardware.observe import select as select_devices
+from autoprec.hardware.probes.observe import OnWait, is_device_kind, observe
+from autoprec.hardware.probes.observe import select as select_devices
 from autoprec.measurement_cache import with_remembered_measurements
 
 
@@ -32,7 +32,7 @@ def probe(
     and remembers the result in the user's cache directory; without it, a remembered result for this
     device and framework is shown with its date. `device` selects one kind ("cuda") or one device
     ("cuda:1"). Any other text names a device of the catalogue, which need not be present ("a100",
-    "tpu v5e"). Raises `UsageError` where no device is left, or where no or several catalogue
+    "tpu v5e"). Raises `UsageError` if no device is left, or if no or several catalogue
     entries match. `on_wait` is called with a message when a driver takes longer than two seconds.
     """
     if device is None or is_device_kind(device):
@@ -97,8 +97,8 @@ def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFac
 
 def recall_measurements(machine: ProbeResult) -> ProbeResult:
     """Return the machine with what was measured of its devices before."""
-    software = {framework.name: framework.version for framework in machine.frameworks}
-    known = [with_remembered_measurements(report.facts, software) for report in machine.devices]
+    software = machine.frameworks_installed
+    known = [with_remembered_measurements(each, software) for each in machine.facts]
     return replace(machine, devices=tuple(DeviceReport(each, propose(each)) for each in known))
 
 

@@ -25,7 +25,7 @@ from autoprec.core.profile_fit import carry_over, check_fit, select_profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.observe import observe
+from autoprec.hardware.probes.observe import observe
 from autoprec.measurement_cache import with_remembered_measurements
 from autoprec.profiles import load_folder, load_profile
 
@@ -136,7 +136,7 @@ def facts_of(address: str, backend: Backend, machine: MachineObservation) -> Dev
 
 
 def _is_same_device(probed: Observation, kind: str, number: int, said: Observation | None) -> bool:
-    """Say whether a probed device is the framework's: by its number, an Intel GPU by its PCI id.
+    """Return whether a probed device is the framework's: by its number, an Intel GPU by its PCI id.
 
     `said` is what the framework reports of an Intel GPU; None for other devices.
     """

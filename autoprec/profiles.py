@@ -194,7 +194,7 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 
 def save_result(profile: Profile, path: Path) -> Path:
-    """Write the profile of a tuning where `place_for` says; return that place."""
+    """Write the profile of a tuning to the place that `place_for` names; return that place."""
     place = place_for(profile, path)
     save_profile(profile, place)
     return place
@@ -221,7 +221,7 @@ def _beside(path: Path) -> Path:
 
 
 def kept_beside(kept: Path, new: Path) -> str:
-    """Say where an inconclusive profile was written, and which one was kept; "" where none was."""
+    """Say where an inconclusive profile was written, and which one was kept; "" if none was."""
     if kept == new:
         return ""
     return (

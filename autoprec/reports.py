@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from autoprec.profiles import dump_recipe, load_folder, load_profile
 from autoprec.yaml_files import write_text
 
 if TYPE_CHECKING:
-    from autoprec.reporting.page.shown import Page
+    from autoprec.reporting.page.document import Page
 
 
 def report(
@@ -30,30 +30,27 @@ def report(
     checks of a training under a single profile (`precision.watched`), which the page then lists.
     """
     from autoprec.reporting.page.document import page_of, page_of_several
-    from autoprec.reporting.page.shown import Page
 
     if output is not None:
         check_report_path(Path(output))
-    several: Mapping[str, Profile] | None = None
-    if isinstance(profile, Profile):
-        single = profile
-    elif isinstance(profile, str | Path):
+    if isinstance(profile, str | Path):
         path = Path(profile)
-        if path.is_dir():
-            several = load_folder(path)
-        else:
-            single = load_profile(path)
+        known: Profile | dict[str, Profile] = (
+            load_folder(path) if path.is_dir() else load_profile(path)
+        )
+    elif isinstance(profile, Profile):
+        known = profile
     else:
-        several = {str(each): load_profile(each) for each in profile}
-    if several is not None:
-        if watched:
-            raise UsageError(
-                f"`watched` given with {len(several)} profiles, expected the one profile that the "
-                "training was under"
-            )
-        page = Page(page_of_several(several))
+        known = {str(each): load_profile(each) for each in profile}
+    if isinstance(known, Profile):
+        page = page_of(known, dump_recipe(known.recipe), watched)
+    elif watched:
+        raise UsageError(
+            f"`watched` given with {len(known)} profiles, expected the one profile that the "
+            "training was under"
+        )
     else:
-        page = Page(page_of(single, dump_recipe(single.recipe), watched))
+        page = page_of_several(known)
     if output is not None:
         write_text(Path(output), page)
     return page

@@ -23,12 +23,12 @@ class KeptStudy:
 
     @property
     def task(self) -> str:
-        """Return the task file's path; "" where it is not known."""
+        """Return the task file's path; "" if it is not known."""
         return next((each.task for each in reversed(self.tunings) if each.task), "")
 
     @property
     def last_used(self) -> datetime | None:
-        """Return when the last trial ended; the file's time where there is no trial."""
+        """Return when the last trial ended; the file's time if there is no trial."""
         ended = [each.last_used for each in self.tunings if each.last_used is not None]
         path = journal_path(self.place)
         if ended or path is None or not path.exists():
@@ -51,7 +51,7 @@ def kept_studies() -> tuple[KeptStudy, ...]:
 def find_study(name: str | Path) -> KeptStudy:
     """Return the study of a task file, of a journal or URL, or one in the cache by its task's name.
 
-    Raises `UsageError` where there is none, or more than one of that name.
+    Raises `UsageError` if there is none, or more than one of that name.
     """
     text = str(name)
     if "://" in text:

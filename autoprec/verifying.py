@@ -15,7 +15,7 @@ from autoprec.core.probe_result import ProbeResult
 from autoprec.core.profile import Profile
 from autoprec.core.profile_fit import Fit, check_fit
 from autoprec.errors import FrameworkMissing, ProfileMismatch, UsageError
-from autoprec.hardware.observe import OnWait
+from autoprec.hardware.probes.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
 from autoprec.tuning.options import Options
@@ -31,7 +31,7 @@ def check_profile(
     device: str | None = None,
     on_wait: OnWait = lambda text: None,
 ) -> Fit:
-    """Say whether a profile fits this device and the software installed here.
+    """Return whether a profile fits this device and the software installed here.
 
     Its own framework has to be installed. Where the profile does not fit, `instead` says what
     `apply_profile` would do with it. `on_wait` is called with a message when a driver takes longer
@@ -40,7 +40,7 @@ def check_profile(
     made = profile if isinstance(profile, Profile) else load_profile(profile)
     machine = probing.recall_measurements(probing.probe_here(device=device, on_wait=on_wait))
     software, unusable = _software(machine, made)
-    facts, best = _best_fit(made, [each.facts for each in machine.devices], software)
+    facts, best = _best_fit(made, machine.facts, software)
     if best.matches:
         return best
     accelerators = unusable_accelerators(machine.unusable, [made])
@@ -57,13 +57,12 @@ def _software(machine: ProbeResult, made: Profile) -> tuple[dict[str, str], tupl
 
     The probe knows the built-in frameworks; the backends of others say their versions themselves.
     """
-    found = {each.name: each.version for each in machine.frameworks} | {"python": machine.python}
     if made.task.framework in registry.BUILT_IN:
-        return found, ()
+        return machine.software, ()
     try:
-        return found | dict(registry.load(made.task.framework).versions()), ()
+        return machine.software | dict(registry.load(made.task.framework).versions()), ()
     except FrameworkMissing as error:
-        return found, (str(error),)
+        return machine.software, (str(error),)
 
 
 def _best_fit(
@@ -91,7 +90,7 @@ def verify(
     recipe and float32 are timed in alternation for `rounds`, twice as many where that decides
     nothing, and its first 30 steps at most are proven: from the weights in `checkpoint`, such as
     those of a training whose checks failed, or from new ones. Nothing is written. `listener` is
-    called with every event. Raises `ProfileMismatch` where the profile is for another device, and
+    called with every event. Raises `ProfileMismatch` if the profile is for another device, and
     as `tune` does for what is wrong with the task.
     """
     from autoprec.tuning import verification
@@ -114,15 +113,14 @@ def verify(
     listen = listener or silent
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     software, unusable = _software(machine, made)
-    devices = [each.facts for each in machine.devices]
-    facts, fit = _best_fit(made, devices, software)
+    facts, fit = _best_fit(made, machine.facts, software)
     if not fit.matches:
         accelerators = unusable_accelerators(machine.unusable, [made])
         why = "; ".join((*fit.problems, *unusable, *accelerators))
         raise ProfileMismatch(f"nothing to verify here: {why}. Tune on this device")
     for warning in fit.warnings:
         listen(Note(warning, warning=True))
-    target = Target(facts, software, lambda known: known, peers=peers_of(facts, devices))
+    target = Target(facts, software, lambda known: known, peers=peers_of(facts, machine.facts))
     return verification.verify(TuningJob(path, target, options, listen), made)
 
 

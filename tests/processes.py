@@ -11,18 +11,35 @@ MARK = "AUTOPREC_TEST_MARK"
 
 #: The command line, but no tuning waits for other processes, because two files of tests run side by
 #: side, and none times the device's matrix products, which takes seconds and has its own tests.
-_QUICK = """
+_SET_UP = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from autoprec import cli, probing
 from autoprec.tuning import job
 job.PATIENCE_SECONDS = 0.0
 probing.measure_device = lambda facts, software: facts
-sys.exit(cli.main())
+"""
+
+#: Workers are forked from a process that has the modules named in the first word.
+_FORKING = """
+from tests.fork_server import ForkServer, forked_workers
+server = ForkServer(sys.argv.pop(1).split(","))
+try:
+    with forked_workers(server):
+        sys.exit(cli.main())
+finally:
+    server.stop()
 """
 
 #: What starts `autoprec` in a test's child process; the words of its command line follow.
-AUTOPREC = (sys.executable, "-c", _QUICK)
+AUTOPREC = (sys.executable, "-c", f"{_SET_UP}sys.exit(cli.main())")
+
+
+def autoprec_forking(framework: str) -> tuple[str, ...]:
+    """What starts it with workers that have imported `framework` ("torch") before they begin."""
+    shared = ("autoprec.workers", "autoprec.core", "autoprec.backends.shared")
+    modules = ",".join((*shared, f"autoprec.backends.{framework}"))
+    return (sys.executable, "-c", _SET_UP + _FORKING, modules)
 
 
 def survivors(mark: str, seconds: float = 10.0) -> list[str]:

@@ -20,7 +20,7 @@ from autoprec.errors import (
     UsageError,
 )
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
-from autoprec.hardware.observe import observe
+from autoprec.hardware.probes.observe import observe
 from autoprec.profiles import save_profile
 from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 from tests.applied_torch import BFLOAT16, ELSEWHERE, make_profile, task

@@ -11,8 +11,8 @@ from stateless_precision import StatelessPrecision
 from autoprec import Recipe, apply_profile
 from autoprec.core.profile import DeviceRecord, Profile, TaskRecord
 from autoprec.errors import AutoprecWarning
-from autoprec.hardware import observe
 from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.probes import observe
 from autoprec.probing import device_fingerprint
 from autoprec.profiles import save_profile
 from tests.fuzz.example import FULL

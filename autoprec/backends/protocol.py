@@ -186,7 +186,7 @@ class Tracer(Protocol):
         *,
         batch_size: int,
         steps: int,
-        checkpoints: Sequence[int],
+        checkpoints: tuple[int, ...],
         accumulation_steps: int = 1,
         seconds: float | None = None,
         stop_at_plateau: bool = False,

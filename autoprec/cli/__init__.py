@@ -26,8 +26,7 @@ from autoprec.cli import (
     tune,
     verify,
 )
-from autoprec.cli.completion import SHELLS, PrintCompletion
-from autoprec.cli.parser import Parser
+from autoprec.cli.parser import SHELLS, Parser, PrintCompletion
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
@@ -52,7 +51,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog="autoprec",
         description="Find the fastest training precision that still trains like float32.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"autoprec {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python tracebacks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -27,7 +26,6 @@ def add_parser(subparsers: Any) -> None:
         help="tell whether a profile fits this device and the installed software",
         description="Compare a profile with this device and the installed software.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("profile", metavar="PROFILE", help="the profile file")
     parser.add_argument("--device", metavar="KIND[:INDEX]", help="the device to compare with")
@@ -37,6 +35,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check, print, and return the exit code."""
     from autoprec.api import check_profile, load_profile
+    from autoprec.cli.json_output import print_json
     from autoprec.core.codec import to_plain
 
     profile = load_profile(arguments.profile)
@@ -44,8 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         profile, device=arguments.device, on_wait=lambda text: print(text, file=sys.stderr)
     )
     if arguments.json:
-        json.dump({"matches": fit.matches, **to_plain(fit)}, sys.stdout, indent=2)
-        print()
+        print_json({"matches": fit.matches, **to_plain(fit)})
     if not fit.matches:
         instead = f"; until then {fit.instead}" if fit.instead else ""
         raise ProfileMismatch(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
 _EXAMPLES = """\
@@ -25,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
         help="say what differs between two profiles",
         description="Compare the recipes of two profiles, what they hold for, and their claims.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("first", metavar="A", help="a profile file")
     parser.add_argument("second", metavar="B", help="another one")
@@ -34,24 +31,24 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the differences; the exit code says whether the recipes differ."""
+    from autoprec.cli.json_output import print_json
     from autoprec.core.codec import to_plain
     from autoprec.core.profile_diff import compare_profiles
     from autoprec.profiles import load_profile
     from autoprec.reporting.text import printable
 
-    found = compare_profiles(load_profile(arguments.first), load_profile(arguments.second))
+    comparison = compare_profiles(load_profile(arguments.first), load_profile(arguments.second))
     if arguments.json:
-        json.dump({"same_recipe": found.same_recipe, **to_plain(found)}, sys.stdout, indent=2)
-        print()
-        return 0 if found.same_recipe else 1
-    print("the same recipe" if found.same_recipe else "different recipes")
+        print_json({"same_recipe": comparison.same_recipe, **to_plain(comparison)})
+        return 0 if comparison.same_recipe else 1
+    print("the same recipe" if comparison.same_recipe else "different recipes")
     for subject in SUBJECTS:
-        differences = getattr(found, subject)
+        differences = getattr(comparison, subject)
         if differences:
             print(f"{subject}:")
         for each in differences:
             print(printable(f"  {each.key}: {_shown(each.first)} -> {_shown(each.second)}"))
-    return 0 if found.same_recipe else 1
+    return 0 if comparison.same_recipe else 1
 
 
 def _shown(value: object) -> str:

@@ -27,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
         help="print a profile as settings of another tool",
         description="Print what of a profile another tool has settings for.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("profile", type=Path, metavar="PROFILE.yaml")
     parser.add_argument("--to", required=True, choices=tuple(TARGETS), help="the tool")

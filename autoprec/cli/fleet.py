@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from autoprec.errors import UsageError
 _DESCRIPTION = """\
 Show the device types that a folder of profiles was tuned on: their recipes, ages and speeds, where
 their software differs from each other's and from what is installed here, and which profiles should
-be verified again. Such a folder is written by `autoprec tune TASK.py --ray` or --submitit, and
+be verified again. Such a folder is written by `autoprec tune TASK.py --ray` or --slurm, and
 apply_profile(FOLDER) takes from it the profile of the device it runs on.
 """
 
@@ -45,7 +43,6 @@ def add_parser(subparsers: Any) -> None:
         help="show types, profiles, ages, software drift, speed for money, what to verify again",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     status.add_argument("folder", metavar="FOLDER", type=Path, help="the folder of profiles")
     status.add_argument(
@@ -61,14 +58,13 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the status, and return the exit code."""
     from autoprec.api import fleet_status
-    from autoprec.core.codec import to_plain
-    from autoprec.reporting.fleet_status import print_fleet_status
+    from autoprec.cli.json_output import print_json
+    from autoprec.reporting.fleet import print_fleet_status
 
     prices = _prices(arguments.price)
     status = fleet_status(arguments.folder, prices=prices)
     if arguments.json:
-        json.dump(to_plain(status), sys.stdout, indent=2)
-        print()
+        print_json(status)
     else:
         print_fleet_status(status)
     return 0

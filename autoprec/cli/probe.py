@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -29,7 +28,6 @@ def add_parser(subparsers: Any) -> None:
         help="show the devices here, which precisions they support, and why",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
@@ -49,7 +47,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Probe, print, and return the exit code."""
     from autoprec.api import probe
-    from autoprec.core.codec import to_plain
+    from autoprec.cli.json_output import print_json
+    from autoprec.reporting.probe import print_probe
 
     result = probe(
         measure=arguments.measure,
@@ -57,10 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         on_wait=lambda text: print(text, file=sys.stderr),
     )
     if arguments.json:
-        json.dump(to_plain(result), sys.stdout, indent=2)
-        print()
-        return 0
-    from autoprec.reporting.probe import print_probe
-
-    print_probe(result)
+        print_json(result)
+    else:
+        print_probe(result)
     return 0

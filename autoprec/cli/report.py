@@ -25,7 +25,6 @@ def add_parser(subparsers: Any) -> None:
         help="write a page about a profile, or one that compares several",
         description="Write one HTML file with the charts and numbers of a profile.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "profiles", metavar="PROFILE", nargs="+", help="a profile file, several, or a folder"

@@ -27,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
         help="print the JSON Schema of profile files",
         description="Print the JSON Schema (draft-07) of profile files.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="write it there")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
 _EXAMPLES = """\
@@ -21,7 +19,6 @@ def add_parser(subparsers: Any) -> None:
         help="say what is in a profile",
         description="Say what a profile applies, where it holds, and what it claims.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("profile", metavar="PROFILE", help="the profile file")
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
@@ -29,14 +26,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the profile."""
+    from autoprec.cli.json_output import print_json
     from autoprec.profiles import load_profile, to_mapping
+    from autoprec.reporting.show import profile_lines
 
     profile = load_profile(arguments.profile)
     if arguments.json:
-        json.dump(to_mapping(profile), sys.stdout, indent=2)
-        print()
-        return 0
-    from autoprec.reporting.show import profile_lines
-
-    print("\n".join(profile_lines(profile)))
+        print_json(to_mapping(profile))
+    else:
+        print("\n".join(profile_lines(profile)))
     return 0

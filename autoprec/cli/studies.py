@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from typing import Any
 
@@ -30,7 +29,6 @@ def add_parser(subparsers: Any) -> None:
         help="list, show or clear the trials that tunings keep",
         description="List, show or clear the studies (trials) that tunings keep, to be resumed.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "action",
@@ -68,13 +66,14 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from autoprec.cli.json_output import print_json
     from autoprec.reporting.studies import plain_study, print_studies
     from autoprec.studies import kept_studies
     from autoprec.tuning.study.places import studies_folder
 
     found = kept_studies()
     if arguments.json:
-        _print_json([plain_study(each) for each in found])
+        print_json([plain_study(each) for each in found])
     elif found:
         print_studies(found)
     else:
@@ -83,6 +82,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from autoprec.cli.json_output import print_json
     from autoprec.reporting.studies import plain_study, print_study
     from autoprec.studies import find_study
 
@@ -91,7 +91,7 @@ def _show(arguments: argparse.Namespace) -> int:
         if study.problem:
             raise UsageError(study.problem)
     if arguments.json:
-        _print_json([plain_study(each) for each in found])
+        print_json([plain_study(each) for each in found])
         return 0
     for study in found:
         print_study(study)
@@ -132,11 +132,6 @@ def _days(text: str) -> float:
         if 0 <= days < 1e6:
             return days
     raise argparse.ArgumentTypeError(f"{text} given, expected a number of days")
-
-
-def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2)
-    print()
 
 
 _ACTIONS = {"list": _list, "show": _show, "path": _path, "clear": _clear}

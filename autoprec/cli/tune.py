@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from autoprec.cli import tune_cluster, tune_plan, tune_quick
-from autoprec.cli.launched import ranks_to_tune
-from autoprec.cli.stop_signals import stop_signals_interrupt
+from autoprec.cli import tune_cluster
 from autoprec.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from autoprec.tuning.options import Options
 
 _DESCRIPTION = """\
 Train the task's model for a few steps with each plausible precision, batch size and other settings,
@@ -45,6 +50,9 @@ exit codes: 0 ok, 1 the task or a trial failed or the device is busy, 2 usage,
 #: The exit code of an inconclusive tuning, where `--strict` asks for one.
 INCONCLUSIVE = 5
 
+#: Within so many seconds a small model has its answer from `--quick`.
+_QUICK_SECONDS = 30.0
+
 
 def add_parser(subparsers: Any) -> None:
     """Add the `tune` subcommand."""
@@ -53,7 +61,6 @@ def add_parser(subparsers: Any) -> None:
         help="find the fastest recipe for a task that still trains like float32",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("task", metavar="TASK.py", help="the task file")
     parser.late = _add_options
@@ -107,45 +114,48 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune, print, and return the exit code."""
-    from autoprec.api import check_output, check_report_path, report, tune
-    from autoprec.profiles import default_path, default_report_path, place_for, to_mapping
-    from autoprec.reporting.tune import Quiet, Terminal
-    from autoprec.workers.task_file import check_task_path
-
     nproc = ranks_to_tune(vars(arguments).get("nproc"))
     if nproc is None:
         return 0
     options = _options(arguments, nproc)
-    if arguments.report is not None and (arguments.plan or tune_cluster.is_asked_for(arguments)):
+    cluster = tune_cluster.is_asked_for(arguments)
+    if arguments.report is not None and (arguments.plan or cluster):
         raise UsageError(
             "--report is for a tuning on this machine; of a cluster's profiles, `autoprec report "
             "FOLDER` makes one"
         )
-    if tune_cluster.is_asked_for(arguments):
-        with stop_signals_interrupt():
+    with stop_signals_interrupt():
+        if cluster:
             return tune_cluster.run(arguments, options)
-    if arguments.plan:
-        return tune_plan.run(arguments, options)
-    if arguments.quick:
-        return tune_quick.run(arguments, options)
+        if arguments.plan:
+            return _plan(arguments, options)
+        if arguments.quick:
+            return _quick(arguments, options)
+        return _tune(arguments, options)
+
+
+def _tune(arguments: argparse.Namespace, options: Options) -> int:
+    from autoprec.api import check_output, check_report_path, report, tune
+    from autoprec.cli.json_output import print_json
+    from autoprec.profiles import default_path, default_report_path, place_for, to_mapping
+    from autoprec.reporting.tune import Terminal
+    from autoprec.tuning.events import silent
+    from autoprec.workers.task_file import check_task_path
+
     task = check_task_path(arguments.task)
     output = check_output(options.output or default_path(task), task)
     page = None
     if arguments.report is not None:
         page = check_report_path(Path(arguments.report or default_report_path(output)))
-    listener = (
-        Quiet()
-        if arguments.quiet
-        else Terminal(
-            output,
-            closing=not arguments.json,
-            grid=arguments.grid,
-            verbose=arguments.verbose,
-            limit=options.time_limit,
-            place_for=place_for,
-        )
+    terminal = Terminal(
+        output,
+        closing=not arguments.json,
+        grid=arguments.grid,
+        verbose=arguments.verbose,
+        limit=options.time_limit,
+        place_for=place_for,
     )
-    with stop_signals_interrupt(), listener:
+    with nullcontext(silent) if arguments.quiet else terminal as listener:
         try:
             profile = tune(task, device=arguments.device, options=options, listener=listener)
         except KeyboardInterrupt:
@@ -156,8 +166,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "kept: free some space or choose another --output, and run the command again"
             ) from error
     if arguments.json:
-        json.dump(to_mapping(profile), sys.stdout, indent=2)
-        print()
+        print_json(to_mapping(profile))
     if page is not None:
         if not arguments.report:  # the page of another profile stays, as that does
             page = default_report_path(place_for(profile, output))
@@ -174,7 +183,7 @@ def _how_to_resume(task: Path, storage: str | None) -> str:
     return f"interrupted; finished trials are kept in {place}. Run the same command to resume"
 
 
-def _options(arguments: argparse.Namespace, nproc: int) -> Any:
+def _options(arguments: argparse.Namespace, nproc: int) -> Options:
     from autoprec.cli.settings import settings_given
     from autoprec.tuning.options import Options
 
@@ -182,3 +191,99 @@ def _options(arguments: argparse.Namespace, nproc: int) -> Any:
     if arguments.grid:
         given |= {"sampler": "grid", "extras": False}
     return Options(**given)
+
+
+def _plan(arguments: argparse.Namespace, options: Options) -> int:
+    """Print the plan on stdout, and return the exit code."""
+    from autoprec.api import plan
+    from autoprec.cli.json_output import print_json
+    from autoprec.reporting.plan import print_plan
+    from autoprec.tuning.events import Event, Note
+
+    def say(event: Event) -> None:
+        if isinstance(event, Note):
+            print(f"autoprec: {event.text}", file=sys.stderr)
+
+    if options.output is not None:
+        raise UsageError("--plan writes no file; omit --output")
+    try:
+        made = plan(arguments.task, device=arguments.device, options=options, listener=say)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; nothing was kept") from None
+    if arguments.json:
+        print_json(made)
+    else:
+        print_plan(made)
+    return 0
+
+
+def _quick(arguments: argparse.Namespace, options: Options) -> int:
+    """Search for seconds, print the answer on stdout, and return the exit code."""
+    from autoprec.api import answer_quickly
+    from autoprec.reporting.tune import Terminal
+    from autoprec.tuning.events import silent
+
+    if options.output is not None or arguments.report is not None or arguments.json:
+        raise UsageError("--quick writes no profile; omit --output, --report and --json")
+    terminal = Terminal(Path(), limit=_QUICK_SECONDS)
+    with nullcontext(silent) if arguments.quiet else terminal as listener:
+        try:
+            said = answer_quickly(
+                arguments.task, device=arguments.device, options=options, listener=listener
+            )
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; finished trials are kept") from None
+    print(said)
+    print(
+        "no profile was written, only the trials are kept: the same command without --quick goes "
+        "on from them, then races the fastest recipes and proves the winner"
+    )
+    return 0
+
+
+def ranks_to_tune(nproc: int | None) -> int | None:
+    """Return the number of ranks to tune for; None if another process of a launcher tunes.
+
+    `nproc` is what was asked for; under a launcher such as torchrun it is the number of processes
+    that this has started. The tuner starts ranks of its own, for every trial may end them: so the
+    launcher's rank 0 tunes, and its others have nothing to do.
+    """
+    from autoprec.workers.environment import outer_launcher
+
+    launcher = outer_launcher(os.environ)
+    if launcher is None:
+        return 1 if nproc is None else nproc
+    if not launcher.one_machine:
+        raise UsageError(
+            f"a launcher started {launcher.world_size} processes on several machines, and a tuning "
+            "runs on one: start `autoprec tune` on one of them, with --nproc"
+        )
+    if nproc not in (None, launcher.world_size):
+        raise UsageError(
+            f"--nproc {nproc} given, but the launcher started {launcher.world_size} processes: "
+            "leave --nproc out, or start `autoprec tune` without a launcher"
+        )
+    if launcher.rank == 0:
+        return launcher.world_size
+    print(
+        f"autoprec: rank 0 tunes with {launcher.world_size} rank processes of its own; "
+        f"rank {launcher.rank} of the launcher has nothing to do and ends here",
+        file=sys.stderr,
+    )
+    return None
+
+
+@contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop a tuning as Ctrl-C does: workers end, trials are kept."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    kept = {name: signal.signal(getattr(signal, name), stop) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in kept.items():
+            signal.signal(getattr(signal, name), handler)

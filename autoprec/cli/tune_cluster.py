@@ -1,10 +1,8 @@
-"""`autoprec tune --ray` and `--submitit`: a tuning on one node of each type of a cluster."""
+"""`autoprec tune --ray` and `--slurm`: a tuning on one node of each type of a cluster."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
 from autoprec.errors import Interrupted, UsageError
@@ -14,7 +12,7 @@ EXAMPLES = """\
                                                   belongs to; profiles in model.profiles/
   autoprec tune model.py --ray 10.0.0.1:6379 -o fleet/
                                                   the cluster at that address; profiles in fleet/
-  autoprec tune model.py --submitit a100,l4       a SLURM job in each of two partitions
+  autoprec tune model.py --slurm a100,l4          a SLURM job in each of two partitions
 """
 
 #: The exit code where some type's tuning failed; those of the others have their profiles.
@@ -38,26 +36,27 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "TASK.py)",
     )
     group.add_argument(
-        "--submitit",
+        *("--slurm", "--submitit"),
         metavar="PARTITION,...",
-        help="tune in SLURM partitions, by jobs that submitit submits",
+        help="tune in SLURM partitions, by jobs that srun starts",
     )
 
 
 def is_asked_for(arguments: argparse.Namespace) -> bool:
-    """Say whether a cluster is to be tuned on."""
-    return arguments.ray is not None or arguments.submitit is not None
+    """Return whether a cluster is to be tuned on."""
+    return arguments.ray is not None or arguments.slurm is not None
 
 
 def run(arguments: argparse.Namespace, options: Any) -> int:
     """Tune on the cluster, print, and return the exit code."""
     from autoprec.api import tune_fleet
+    from autoprec.cli.json_output import print_json
     from autoprec.fleet.journals import default_output, studies_folder
-    from autoprec.reporting.fleet_tuning import FleetTerminal, print_fleet_result
+    from autoprec.reporting.fleet import FleetTerminal, print_fleet_result
     from autoprec.workers.task_file import check_task_path
 
-    if arguments.ray is not None and arguments.submitit is not None:
-        raise UsageError("--ray and --submitit given; give one of them")
+    if arguments.ray is not None and arguments.slurm is not None:
+        raise UsageError("--ray and --slurm given; give one of them")
     if arguments.plan:
         raise UsageError(
             f"--plan measures nothing, so it needs no cluster; omit --{_engine(arguments)}"
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace, options: Any) -> int:
         result = tune_fleet(
             task,
             ray=arguments.ray,
-            submitit=_partitions(arguments.submitit),
+            slurm=_partitions(arguments.slurm),
             device=arguments.device,
             options=options,
             listener=(lambda name, event: None) if arguments.quiet else FleetTerminal(),
@@ -82,8 +81,7 @@ def run(arguments: argparse.Namespace, options: Any) -> int:
             "command to resume"
         ) from None
     if arguments.json:
-        json.dump(_plain(result), sys.stdout, indent=2)
-        print()
+        print_json(_plain(result))
     if not arguments.quiet:
         print_fleet_result(result, output)
     return FAILED if any(each.failed for each in result.types) else 0
@@ -94,7 +92,7 @@ def _partitions(text: str | None) -> tuple[str, ...]:
         return ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
-        raise UsageError(f"--submitit {text!r} given, expected names of partitions: a100,l4")
+        raise UsageError(f"--slurm {text!r} given, expected names of partitions: a100,l4")
     return names
 
 
@@ -119,4 +117,4 @@ def _plain(result: Any) -> dict[str, Any]:
 
 
 def _engine(arguments: argparse.Namespace) -> str:
-    return "submitit" if arguments.ray is None else "ray"
+    return "slurm" if arguments.ray is None else "ray"

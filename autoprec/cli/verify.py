@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoprec.core.profile_claims import Verification
+    from autoprec.tuning.events import Event
 
 CLAIM_FAILED = 5
 
@@ -32,7 +35,6 @@ def add_parser(subparsers: Any) -> None:
         help="measure and prove a profile's recipe again",
         description="Say whether the claims of a profile still hold on this machine.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("profile", metavar="PROFILE", help="the profile file")
     parser.add_argument(
@@ -71,21 +73,53 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Verify, print, and return the exit code."""
     from autoprec.api import verify
+    from autoprec.cli.json_output import print_json
     from autoprec.cli.settings import settings_given
     from autoprec.core.codec import to_plain
-    from autoprec.reporting.verify import Lines, claim_lines
+    from autoprec.reporting.text import printable
 
-    found = verify(
+    verification = verify(
         arguments.profile,
         arguments.task,
         device=arguments.device,
-        listener=Lines(),
+        listener=_show,
         **settings_given(arguments),
     )
     if arguments.json:
-        json.dump({"holds": found.holds, **to_plain(found)}, sys.stdout, indent=2)
-        print()
+        print_json({"holds": verification.holds, **to_plain(verification)})
     else:
-        print("\n".join(claim_lines(found)))
-    unresolved = any(claim.result == "unresolved" for claim in found.claims)
-    return CLAIM_FAILED if found.failed or (arguments.strict and unresolved) else 0
+        print(printable("\n".join(_claim_lines(verification))))
+    unresolved = any(claim.result == "unresolved" for claim in verification.claims)
+    return CLAIM_FAILED if verification.failed or (arguments.strict and unresolved) else 0
+
+
+def _show(event: Event) -> None:
+    """Print a stage or a note as a line on stderr."""
+    from autoprec.reporting.text import note_text, printable, stage_text
+    from autoprec.tuning.events import Note, Stage
+
+    match event:
+        case Stage():
+            text = stage_text(event.name, event.detail)
+        case Note():
+            text = note_text(event)
+        case _:
+            return
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _claim_lines(verification: Verification) -> list[str]:
+    """Return a line for each claim, and one that says what follows."""
+    lines = [
+        f"{each.name}: {each.result}: {each.stated} was stated, found: {each.found}"
+        for each in verification.claims
+    ]
+    if verification.failed:
+        names = " and ".join(each.name for each in verification.failed)
+        return [*lines, f"the profile's claim of {names} fails: tune again on this machine"]
+    if any(each.result == "unresolved" for each in verification.claims):
+        return [
+            *lines,
+            "no claim fails, but not all could be decided: repeat it on an idle machine",
+        ]
+    return [*lines, "every claim holds"]

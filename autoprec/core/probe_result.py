@@ -59,3 +59,18 @@ class ProbeResult:
     unusable: tuple[Unusable, ...] = ()
     system: str = ""
     python: str = ""
+
+    @property
+    def facts(self) -> tuple[DeviceFacts, ...]:
+        """Return what is known of each device."""
+        return tuple(each.facts for each in self.devices)
+
+    @property
+    def frameworks_installed(self) -> dict[str, str]:
+        """Return the versions of the frameworks, by name."""
+        return {each.name: each.version for each in self.frameworks}
+
+    @property
+    def software(self) -> dict[str, str]:
+        """Return the versions of the frameworks and of Python, by name."""
+        return {**self.frameworks_installed, "python": self.python}

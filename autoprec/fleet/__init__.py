@@ -1,1 +1,1 @@
-"""Tunes on the nodes of a cluster, one node of each type; the schedulers are Ray and submitit."""
+"""Tunes on the nodes of a cluster, one node of each type; the schedulers are Ray and SLURM."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autoprec.core.fleet.node_types import (
     FleetResult,
@@ -22,7 +23,7 @@ from autoprec.core.fleet.node_types import (
 from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError, NoFeasibleRecipe, TrialFailure, UsageError
 from autoprec.fleet.journals import Journals, check_folder, studies_folder
-from autoprec.fleet.messages import Ended, Request, TaskPlace, Update
+from autoprec.fleet.messages import Journal, Message, ProbeRequest, Request, TaskPlace
 from autoprec.fleet.scheduler import NodeLost, NoRoom, Scheduler, Session
 from autoprec.profiles import SUFFIX, kept_beside, save_result
 from autoprec.tuning.events import Event, Note, TrialFinished
@@ -52,21 +53,18 @@ class FleetJob:
     listener: FleetListener
     device: str | None = None
 
-    def place(self) -> TaskPlace:
-        """Return where the task is to be found on the nodes."""
-        return TaskPlace(self.task, task_digest(self.task), Path.cwd())
-
 
 def tune_fleet(job: FleetJob, scheduler: Scheduler) -> FleetResult:
     """Probe the nodes, tune one of each type, write the profiles; return how each type ended.
 
-    Raises the error of the first type where no type has a profile.
+    Raises the error of the first type if no type has a profile.
     """
     job = replace(job, options=portable_options(job.options))
     check_folder(job.output)
-    place = job.place()
+    place = TaskPlace(job.task, task_digest(job.task), Path.cwd())
     with Journals(studies_folder(job.output)) as journals:
-        reports = [_with_version_checked(each) for each in scheduler.probe(place, job.device)]
+        probed = scheduler.probe(ProbeRequest(place, job.device))
+        reports = [_with_version_checked(each) for each in probed]
         types, unfit = group_nodes(reports), tuple(each for each in reports if each.problem)
         _tell_nodes(job, types, unfit)
         if not types:
@@ -76,18 +74,16 @@ def tune_fleet(job: FleetJob, scheduler: Scheduler) -> FleetResult:
             )
         tunings = [_TypeTuning(job, place, each, scheduler, journals) for each in types]
         try:
-            for each in tunings:
-                each.begin()
-            while any(each.running for each in tunings):
+            while not all(each.over for each in tunings):
                 arrived = [each.advance() for each in tunings]
                 if not any(arrived):
                     time.sleep(_POLL_SECONDS)
         finally:
             for each in tunings:
                 each.stop()
-    results = tuple(each.result() for each in tunings)
+    results = tuple(each.result for each in tunings)
     if not any(each.profile for each in results):
-        raise _first_error(tunings, results)
+        raise _first_error(tunings)
     return FleetResult(results, unfit)
 
 
@@ -114,7 +110,7 @@ def _with_version_checked(report: NodeReport) -> NodeReport:
 
 
 def _tell_nodes(job: FleetJob, types: tuple[NodeType, ...], unfit: tuple[NodeReport, ...]) -> None:
-    """Tell which nodes are of which type, and where nodes of a type disagree."""
+    """Tell which nodes are of which type, and in what nodes of a type disagree."""
     for each in types:
         nodes = ", ".join(node.name for node in each.nodes)
         count = f"{len(each.nodes)} node{'s' if len(each.nodes) != 1 else ''}"
@@ -130,12 +126,12 @@ def _tell_nodes(job: FleetJob, types: tuple[NodeType, ...], unfit: tuple[NodeRep
         job.listener("", Note(f"{node.name} is left out: {node.problem}", warning=True))
 
 
-def _first_error(tunings: list[_TypeTuning], results: tuple[TypeResult, ...]) -> AutoprecError:
-    """Return the error of a tuning that failed, else what says that no type had room."""
+def _first_error(tunings: list[_TypeTuning]) -> AutoprecError:
+    """Return the error of a tuning that failed, else one that says that no type had room."""
     for each in tunings:
         if each.error is not None:
             return each.error
-    reasons = "; ".join(f"{each.type.name}: {each.reason}" for each in results)
+    reasons = "; ".join(f"{each.result.type.name}: {each.result.reason}" for each in tunings)
     return NoFeasibleRecipe(f"no device type could be tuned: {reasons}")
 
 
@@ -153,24 +149,12 @@ class _TypeTuning:
         self._job, self._place, self._type = job, place, kind
         self._scheduler, self._journals = scheduler, journals
         self._nodes = list(kind.nodes)
-        self._fresh = job.options.fresh
-        self._losses = 0
-        self._asked: list[str] = []
+        self._fresh, self._out_of_memory = job.options.fresh, ""
+        self._losses, self._full = 0, list[str]()
         self._session: Session | None = None
-        self._profile: Profile | None = None
-        self._file, self._reason = "", ""
+        self.over = False
         self.error: AutoprecError | None = None
-
-    @property
-    def running(self) -> bool:
-        """Say whether a node is tuning, or is waited for."""
-        return self._session is not None
-
-    def result(self) -> TypeResult:
-        """Return how it ended."""
-        return TypeResult(
-            self._type, self._profile, self._file, self._reason, self.error is not None
-        )
+        self.result = TypeResult(kind)
 
     def stop(self) -> None:
         """End what runs on a node."""
@@ -179,10 +163,12 @@ class _TypeTuning:
             session.stop()
 
     def advance(self) -> bool:
-        """Handle what has arrived; say whether anything had."""
-        if self._session is None:
+        """Start on the next node, or handle what its node has said; return whether it said any."""
+        if self.over:
             return False
         try:
+            if self._session is None:
+                self._session = self._start()
             messages = self._session.receive()
         except NoRoom as full:
             self.stop()
@@ -193,56 +179,53 @@ class _TypeTuning:
             self._begin_again(lost)
             return True
         for message in messages:
-            if isinstance(message, Ended):
-                self._end(message)
-            else:
-                self._update(message)
+            self._handle(message)
         return bool(messages)
 
-    def begin(self, out_of_memory: str = "") -> None:
+    def _start(self) -> Session:
         """Start on the first node that is left."""
-        node, kind = self._nodes[0], self._type
+        node, kind, options = self._nodes[0], self._type, self._job.options
         request = Request(
             place=self._place,
-            options=replace(self._job.options, fresh=self._fresh),
+            options=replace(options, fresh=self._fresh),
             fingerprint=kind.fingerprint,
             memory_bytes=kind.memory_bytes,
             device=self._job.device,
-            journal=b"" if self._job.options.storage else self._journals.read(kind.name),
-            out_of_memory=out_of_memory,
+            journal="" if options.storage else self._journals.read(kind.name),
+            out_of_memory=self._out_of_memory,
         )
         self._tell(Note(f"tuning on {node.name}"))
-        self._session = self._scheduler.start(node, request)
+        return self._scheduler.start(node, request)
 
-    def _update(self, update: Update) -> None:
-        self._journals.append(self._type.name, update.offset, update.journal)
-        self._fresh = False  # what was tried from now on is not to be discarded
-        if isinstance(update.event, TrialFinished):
-            self._losses = 0
-        if update.event is not None:
-            self._tell(update.event)
+    def _handle(self, message: Message) -> None:
+        self._fresh = False  # what was tried from here on is not to be discarded
+        if isinstance(message, Profile):
+            self.stop()
+            self._save(message)
+        elif isinstance(message, AutoprecError):
+            self.stop()
+            self._fail(message)
+        elif isinstance(message, Journal):
+            self._journals.write(self._type.name, message.text)
+        elif not isinstance(message, NodeReport):
+            if isinstance(message, TrialFinished):
+                self._losses = 0
+            self._tell(message)
 
-    def _end(self, ended: Ended) -> None:
-        self.stop()
-        self._profile = ended.profile
-        if ended.profile is None:
-            self._fail(ended.error or TrialFailure("the node sent no profile"))
-            return
+    def _save(self, profile: Profile) -> None:
         path = self._job.output / f"{self._type.name}{SUFFIX}"
-        place = save_result(ended.profile, path)
-        self._file = place.name
+        place = save_result(profile, path)
+        self._end(profile=profile, file=place.name)
         if place != path:
             self._tell(Note(kept_beside(path, place), warning=True))
 
     def _ask_another(self, reason: str) -> None:
-        """Ask the next node of the type for room, if there is one."""
+        """Go on to the next node of the type, if there is one."""
         node = self._nodes.pop(0)
-        self._asked.append(f"{node.name} has no room: {reason}")
-        if self._nodes and len(self._asked) < _MAX_NODES_ASKED:
-            self.begin()
-        else:
-            self._reason = "; ".join(self._asked)
-            self._tell(Note(self._reason, warning=True))
+        self._full.append(f"{node.name} has no room: {reason}")
+        if not self._nodes or len(self._full) == _MAX_NODES_ASKED:
+            self._end(reason="; ".join(self._full))
+            self._tell(Note(self.result.reason, warning=True))
 
     def _begin_again(self, lost: NodeLost) -> None:
         """Go on where the journal ends: on the same node while that is there, else on another."""
@@ -256,11 +239,15 @@ class _TypeTuning:
             self._fail(TrialFailure(f"{said}: run the same command again"))
             return
         self._tell(Note(f"lost on {node.name}: {lost}; finished trials are kept", warning=True))
-        self.begin(str(lost) if lost.out_of_memory else "")
+        self._out_of_memory = str(lost) if lost.out_of_memory else ""
 
     def _fail(self, error: AutoprecError) -> None:
-        self.error, self._reason = error, str(error)
+        self.error = error
+        self._end(reason=str(error), failed=True)
         self._tell(Note(f"failed: {error}", warning=True))
+
+    def _end(self, **how: Any) -> None:
+        self.over, self.result = True, replace(self.result, **how)
 
     def _tell(self, event: Event) -> None:
         self._job.listener(self._type.name, event)

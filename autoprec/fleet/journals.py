@@ -1,7 +1,7 @@
-"""The journals of a cluster's tunings: kept by the driver, copied to nodes, grown by whole lines.
+"""The journals of a cluster's tunings: kept by the driver, copied to nodes, sent back whole.
 
-A node that is lost takes nothing with it: what its tuning added to its copy was sent with each
-event. Two drivers never write the same journals: the second is told.
+A node that is lost takes nothing with it: its journal was sent before each event that it grew by.
+Two drivers never write the same journals: the second is told.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from autoprec.errors import DeviceBusy, UsageError
 from autoprec.tuning.study.network_locks import local_locks_reason
 from autoprec.tuning.study.storage import JOURNAL_SUFFIX, open_storage, storage_error
+from autoprec.yaml_files import write_text
 
 _PROFILES_SUFFIX, _STUDIES_SUFFIX = ".profiles", ".studies"
 _LOCK_NAME = "driver.lock"
@@ -29,7 +30,7 @@ def studies_folder(output: Path) -> Path:
 
 
 def check_folder(output: Path) -> None:
-    """Raise `UsageError` where no folder of profiles can be written: before tuning, not after."""
+    """Raise `UsageError` if no folder of profiles can be written: before tuning, not after."""
     if output.exists() and not output.is_dir():
         raise UsageError(f"`output` {output} is a file; expected a folder for the profiles")
     existing = next(each for each in (output, *output.parents) if each.exists())
@@ -37,22 +38,12 @@ def check_folder(output: Path) -> None:
         raise UsageError(f"{existing} is not writable; choose another folder with `output`")
 
 
-class JournalTail:
-    """A node's copy of a journal, and what was added to it."""
-
-    def __init__(self, path: Path, content: bytes) -> None:
-        self.path = path
-        path.write_bytes(content)
-        self._sent = len(content)
-
-    def added(self) -> tuple[int, bytes]:
-        """Return the lines added since the last call, and where they begin."""
-        with self.path.open("rb") as file:
-            file.seek(self._sent)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        offset, self._sent = self._sent, self._sent + len(whole)
-        return offset, whole
+def read_journal(path: Path) -> str:
+    """Return the whole lines of a journal; "" if there is no such file."""
+    if not path.exists():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text[: text.rfind("\n") + 1]
 
 
 class Journals:
@@ -63,6 +54,8 @@ class Journals:
         self._lock = -1
 
     def __enter__(self) -> Journals:
+        import fcntl
+
         unlocked = local_locks_reason(self.folder)
         if unlocked:
             raise UsageError(
@@ -75,27 +68,19 @@ class Journals:
         except OSError as error:
             raise storage_error(self.folder, error) from error
         try:
-            self._take_lock()
-        except BaseException:
-            os.close(self._lock)
-            raise
-        return self
-
-    def _take_lock(self) -> None:
-        import fcntl
-
-        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DeviceBusy(
-                f"another tuning on a cluster writes to {self.folder}; wait for it, or give this "
-                "one another folder with `output`"
-            ) from None
         except OSError as error:
+            self.__exit__()
+            if isinstance(error, BlockingIOError):
+                raise DeviceBusy(
+                    f"another tuning on a cluster writes to {self.folder}; wait for it, or give "
+                    "this one another folder with `output`"
+                ) from None
             raise UsageError(
                 f"{self.folder} cannot be locked ({error.strerror}), so that two tunings could "
                 "write it at once; choose a folder on another file system with `output`"
             ) from error
+        return self
 
     def __exit__(self, *exception: object) -> None:
         with contextlib.suppress(OSError):
@@ -105,25 +90,16 @@ class Journals:
         """Return where the journal of a device type is."""
         return self.folder / f"{name}{JOURNAL_SUFFIX}"
 
-    def read(self, name: str) -> bytes:
-        """Return a type's journal, repaired where a driver was killed while it wrote."""
+    def read(self, name: str) -> str:
+        """Return a type's journal; `UsageError` if the file is none."""
         path = self.path(name)
-        if not path.exists():
-            return b""
-        open_storage(path)  # cuts an incomplete line off; refuses what is no journal
-        return path.read_bytes()
+        if path.exists():
+            open_storage(path)
+        return read_journal(path)
 
-    def append(self, name: str, offset: int, lines: bytes) -> None:
-        """Keep what a node added at `offset`; what is known already is left as it is."""
-        if not lines:
-            return
-        path = self.path(name)
+    def write(self, name: str, text: str) -> None:
+        """Replace a type's journal, whole or not at all."""
         try:
-            with path.open("ab") as file:
-                if file.tell() != offset:
-                    return
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
+            write_text(self.path(name), text)
         except OSError as error:
-            raise storage_error(path, error) from error
+            raise storage_error(self.path(name), error) from error

@@ -7,13 +7,14 @@ run anything. Both sides run the same version of autoprec, which the probe check
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from autoprec import errors
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint
+from autoprec.core.fleet.node_types import NodeReport
 from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError, UsageError
 from autoprec.tuning.events import Event
@@ -30,12 +31,20 @@ class TaskPlace:
 
 
 @dataclass(frozen=True)
+class ProbeRequest:
+    """What a node is probed for; `device` is the setting of that name."""
+
+    place: TaskPlace
+    device: str | None
+
+
+@dataclass(frozen=True)
 class Request:
     """One type's tuning, as a node is asked for it.
 
     `journal` holds the trials so far, which the driver keeps. `device` is the setting of that name,
-    `memory_bytes` the least memory of the type's nodes. `out_of_memory` is set where the tuning
-    before was ended for lack of memory: the trial that was running then does not fit.
+    `memory_bytes` the least memory of the type's nodes. `out_of_memory` is set if the tuning before
+    was ended for lack of memory: the trial that was running then does not fit.
     """
 
     place: TaskPlace
@@ -43,111 +52,71 @@ class Request:
     fingerprint: Fingerprint
     memory_bytes: int | None
     device: str | None = None
-    journal: bytes = b""
+    journal: str = ""
     out_of_memory: str = ""
 
 
 @dataclass(frozen=True)
-class Update:
-    """An event of a tuning, and what was added to its journal since the last one, at `offset`.
+class Journal:
+    """The whole journal of a tuning, as it stands: lines of text."""
 
-    `journal` holds whole lines. `event` is None where only the journal has grown.
-    """
-
-    event: Event | None
-    journal: bytes = b""
-    offset: int = 0
+    text: str
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The tuning is over: its profile, or the error that ended it."""
+#: A tuning says events and journals, and ends with a profile or an error. A probe says a report.
+Message = Event | Journal | Profile | AutoprecError | NodeReport
 
-    profile: Profile | None = None
-    error: AutoprecError | None = None
-
-
-Message = Update | Ended
-
-#: How a journal, which may hold any bytes, is written as text.
-_TEXT = ("utf-8", "surrogateescape")
-
-_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 _ERRORS = {
     kind.__name__: kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, AutoprecError)
 }
+_VALUES: dict[str, Any] = {
+    kind.__name__: kind for kind in (*get_args(Event), Journal, Profile, NodeReport)
+}
 
 
-def request_to_line(request: Request) -> bytes:
+def request_to_line(request: Request | ProbeRequest) -> bytes:
     """Write a request as one line of JSON."""
-    plain = to_plain(replace(request, journal=b"")) | {"journal": _text(request.journal)}
-    return json.dumps(plain).encode()
+    return json.dumps(to_plain(request)).encode()
 
 
 def request_from_line(line: bytes) -> Request:
-    """Read what `request_to_line` wrote; `UsageError` says which option cannot be met here."""
-    plain = json.loads(line)
-    journal = plain.pop("journal").encode(*_TEXT)
+    """Read the request for a tuning; `UsageError` says which option cannot be met here."""
     try:
-        return replace(from_plain(Request, plain), journal=journal)
+        return from_plain(Request, json.loads(line))
     except DecodeError as error:
         raise UsageError(f"a node of the cluster cannot do what is asked: {error}") from error
 
 
+def probe_from_line(line: bytes) -> ProbeRequest:
+    """Read the request for a probe."""
+    return from_plain(ProbeRequest, json.loads(line))
+
+
 def to_line(message: Message) -> bytes:
     """Write a message as one line of JSON, its end of line included."""
-    if isinstance(message, Ended):
-        plain: dict[str, Any] = {"profile": to_plain(message.profile)}
-        plain["error"] = None if message.error is None else _plain_error(message.error)
-    else:
-        plain = {
-            "event": None if message.event is None else _named(message.event),
-            "journal": _text(message.journal),
-            "offset": message.offset,
-        }
-    return json.dumps(plain).encode() + b"\n"
+    if not isinstance(message, AutoprecError):
+        return _line(type(message).__name__, to_plain(message))
+    # A subclass that only the sender knows travels as what it is a kind of.
+    kinds = [each.__name__ for each in type(message).__mro__ if each.__name__ in _ERRORS]
+    frames = message.frames if isinstance(message, errors.UserCodeError) else ""
+    return _line(kinds[0], {"message": str(message), "frames": frames})
 
 
 def from_line(line: bytes) -> Message:
     """Read what `to_line` wrote; `DecodeError` says what does not fit."""
     plain = json.loads(line)
-    if "event" not in plain:
-        return Ended(
-            from_plain(Profile | None, plain["profile"], "profile"),  # type: ignore[arg-type]
-            None if plain["error"] is None else _error(plain["error"]),
-        )
-    event = plain["event"]
-    return Update(
-        None if event is None else _event(event),
-        plain["journal"].encode(*_TEXT),
-        from_plain(int, plain["offset"], "offset"),
-    )
+    name, value = plain["kind"], plain["value"]
+    if name in _ERRORS:
+        kind = _ERRORS[name]
+        more = [value["frames"]] if issubclass(kind, errors.UserCodeError) else []
+        return kind(value["message"], *more)
+    if name not in _VALUES:
+        raise DecodeError("kind", f"{name!r} given, expected one of {[*_VALUES, *_ERRORS]}")
+    message: Message = from_plain(_VALUES[name], value, name)
+    return message
 
 
-def _text(journal: bytes) -> str:
-    return journal.decode(*_TEXT)
-
-
-def _named(event: Event) -> dict[str, Any]:
-    return {"kind": type(event).__name__, "value": to_plain(event)}
-
-
-def _event(plain: dict[str, Any]) -> Event:
-    if plain["kind"] not in _EVENTS:
-        raise DecodeError("event.kind", f"{plain['kind']!r} given, expected one of {[*_EVENTS]}")
-    event: Event = from_plain(_EVENTS[plain["kind"]], plain["value"], "event")
-    return event
-
-
-def _plain_error(error: AutoprecError) -> dict[str, str]:
-    frames = error.frames if isinstance(error, errors.UserCodeError) else ""
-    return {"kind": type(error).__name__, "message": str(error), "frames": frames}
-
-
-def _error(plain: dict[str, str]) -> AutoprecError:
-    kind = _ERRORS.get(plain["kind"], AutoprecError)  # a subclass that only the sender knows
-    if issubclass(kind, errors.UserCodeError):
-        return kind(plain["message"], plain["frames"])
-    return kind(plain["message"])
+def _line(kind: str, plain: Any) -> bytes:
+    return json.dumps({"kind": kind, "value": plain}).encode() + b"\n"

@@ -1,24 +1,27 @@
 """A Ray cluster: nodes are probed by tasks, and a tuning is an actor that reserves its node.
 
-Ray restarts nothing here (`max_restarts=0`): the driver decides, for it has the journal.
+Ray restarts nothing here (`max_restarts=0`): the driver decides, for it has the journal. Nodes load
+this file, too, where Ray need not be imported to do so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
+from pathlib import Path
 from typing import Any
 
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import FrameworkMissing, UsageError
-from autoprec.fleet import ray_actor
-from autoprec.fleet.messages import Message, Request, TaskPlace, request_to_line
+from autoprec.fleet.messages import Message, ProbeRequest, Request, request_to_line
+from autoprec.fleet.node import probe_node, tune_here
 from autoprec.fleet.scheduler import NodeLost, NoRoom
 
 _CONNECT_SECONDS = 10.0
@@ -40,6 +43,9 @@ _SHOW_ALL_DEVICES = {
         *("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "TPU_VISIBLE_CHIPS"),
     )
 }
+
+#: Libraries start so many threads; Ray sets it to the CPUs a task or actor reserves.
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 #: What Ray calls a kind of device that it counts besides CPUs.
 _RESOURCE_OF = {DeviceKind.TPU: "TPU", DeviceKind.CPU: ""}
@@ -89,7 +95,7 @@ class RayScheduler:
         return self
 
     def _refuse_silent_address(self) -> None:
-        """Raise `UsageError` where nothing listens: Ray would try again for minutes."""
+        """Raise `UsageError` if nothing listens: Ray would try again for minutes."""
         host, colon, port = self._address.removeprefix("ray://").rpartition(":")
         if not colon or not port.isdigit():
             return
@@ -110,25 +116,20 @@ class RayScheduler:
             f"`ray={self._address}` given, but no Ray cluster answers there: {first}. {fix}"
         )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._connected:
             self._ray.shutdown()
 
     # Probing -------------------------------------------------------------------------------------
 
-    def probe(self, place: TaskPlace, device: str | None) -> Sequence[NodeReport]:
+    def probe(self, request: ProbeRequest) -> Sequence[NodeReport]:
         """Probe every node that is alive."""
-        known = self._alive()
-        names = _names(known)
-        task = self._ray.remote(num_cpus=0, max_retries=0)(ray_actor.probe)
+        nodes = self._alive()
+        names = _names(nodes)
+        task = self._ray.remote(num_cpus=0, max_retries=0)(probe_node)
         asked = {
-            node: task.options(scheduling_strategy=self._only_on(node)).remote(place, device)
-            for node in known
+            node: task.options(scheduling_strategy=self._only_on(node)).remote(request)
+            for node in nodes
         }
         references = list(asked.values())
         self._ray.wait(references, num_returns=len(references), timeout=_PROBE_SECONDS)
@@ -162,20 +163,21 @@ class RayScheduler:
     def start(self, node: NodeReport, request: Request) -> RaySession:
         """Begin a tuning in an actor that reserves the CPUs and devices of its node."""
         known = self._alive().get(node.node)
-        reserved = {} if known is None else _whole_node(known["Resources"], request)
+        if known is None:
+            raise NodeLost("the node has left the cluster", gone=True)
+        reserved = _whole_node(known["Resources"], request)
         cpus = reserved.pop("CPU", 0.0)
-        actor = None
-        if cpus >= 1:
-            made = self._ray.remote(ray_actor.TuningActor).options(
-                num_cpus=cpus,
-                num_gpus=reserved.pop("GPU", 0.0),
-                resources=reserved,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy=self._only_on(node.node),
-            )
-            actor = made.remote(request_to_line(request))
-        return RaySession(self._ray, node.node, actor, known is not None, self._wait)
+        if cpus < 1:
+            raise NoRoom("Ray counts no CPU on it")
+        actor = self._ray.remote(TuningActor).options(
+            num_cpus=cpus,
+            num_gpus=reserved.pop("GPU", 0.0),
+            resources=reserved,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=self._only_on(node.node),
+        )
+        return RaySession(self._ray, node.node, actor.remote(request_to_line(request)), self._wait)
 
 
 def _whole_node(resources: Mapping[str, float], request: Request) -> dict[str, float]:
@@ -197,21 +199,15 @@ def _last_line(error: BaseException) -> str:
 
 
 class RaySession:
-    """A tuning in an actor; without one, its node has no CPU for it or is gone."""
+    """A tuning in an actor."""
 
-    def __init__(self, ray: Any, node: str, actor: Any, known: bool, wait: bool) -> None:
-        self._ray, self._node, self._actor = ray, node, actor
-        self._known, self._wait = known, wait
-        self._began = time.monotonic()
-        self._started = False
-        self._pending = None if actor is None else actor.start.remote()
+    def __init__(self, ray: Any, node: str, actor: Any, wait: bool) -> None:
+        self._ray, self._node, self._actor, self._wait = ray, node, actor, wait
+        self._began, self._started = time.monotonic(), False
+        self._pending = actor.start.remote()
 
     def receive(self) -> Sequence[Message]:
         """Return what has arrived, without waiting."""
-        if self._actor is None:
-            if not self._known:
-                raise NodeLost("the node has left the cluster", gone=True)
-            raise NoRoom("Ray counts no CPU on it")
         ready, _ = self._ray.wait([self._pending], timeout=0)
         if not ready:
             waited = time.monotonic() - self._began
@@ -221,37 +217,78 @@ class RaySession:
                     "them with `wait`"
                 )
             return ()
-        found = self._answer()
-        self._pending = self._actor.messages.remote(_MESSAGE_SECONDS)
-        if not self._started:
-            self._started = True
-            return ()
-        return found
+        messages = self._answer()
+        self._started, self._pending = True, self._actor.messages.remote(_MESSAGE_SECONDS)
+        return messages
 
     def _answer(self) -> Sequence[Message]:
         errors = self._ray.exceptions
         try:
-            found: Sequence[Message] = self._ray.get(self._pending)
+            messages: Sequence[Message] = self._ray.get(self._pending)
         except errors.OutOfMemoryError as error:
             raise NodeLost(
                 "Ray ended it because the node ran out of memory", out_of_memory=True
             ) from error
         except errors.RayError as error:
-            raise NodeLost(self._why_lost(error), gone=not self._node_is_alive()) from error
-        return found
-
-    def _why_lost(self, error: BaseException) -> str:
-        if not self._node_is_alive():
-            return "the node has left the cluster"
-        if isinstance(error, self._ray.exceptions.RayActorError):
-            return "its Ray worker has ended"
-        return _last_line(error)
-
-    def _node_is_alive(self) -> bool:
-        return any(each["Alive"] for each in self._ray.nodes() if each["NodeID"] == self._node)
+            nodes = self._ray.nodes()
+            if not any(each["Alive"] for each in nodes if each["NodeID"] == self._node):
+                raise NodeLost("the node has left the cluster", gone=True) from error
+            ended = isinstance(error, errors.RayActorError)
+            raise NodeLost("its Ray worker has ended" if ended else _last_line(error)) from error
+        return messages
 
     def stop(self) -> None:
         """End the actor; what it started ends with it."""
-        if self._actor is not None:
-            with contextlib.suppress(Exception):  # Ray itself may be gone
-                self._ray.kill(self._actor, no_restart=True)
+        with contextlib.suppress(Exception):  # Ray itself may be gone
+            self._ray.kill(self._actor, no_restart=True)
+
+
+# On a node --------------------------------------------------------------------------------------
+
+
+class TuningActor:
+    """A tuning on this node, whose messages the driver fetches.
+
+    It runs in a thread, so that messages can be fetched meanwhile. When the driver ends, Ray ends
+    this process, and with it the tuning's worker processes.
+    """
+
+    def __init__(self, request: bytes) -> None:
+        forget_ray_threads()
+        self._messages: queue.Queue[Message] = queue.Queue()
+        self._thread = threading.Thread(
+            target=tune_here, args=(request, self._messages.put), daemon=True
+        )
+
+    def start(self) -> Sequence[Message]:
+        """Begin; nothing is said yet."""
+        self._thread.start()
+        return ()
+
+    def messages(self, seconds: float) -> Sequence[Message]:
+        """Wait up to `seconds` for a message; return it and those that came with it."""
+        try:
+            messages = [self._messages.get(timeout=seconds)]
+        except queue.Empty:
+            return ()
+        while not self._messages.empty():
+            messages.append(self._messages.get())
+        return messages
+
+
+def forget_ray_threads() -> None:
+    """Take back the number of threads that Ray has set; one set on the node itself is kept.
+
+    A tuning measures what training will do, which starts outside of Ray.
+    """
+    if not _set_on_node():
+        os.environ.pop(_THREADS_VARIABLE, None)
+
+
+def _set_on_node() -> bool:
+    """Return whether the variable comes from Ray's node process, whose child this one is."""
+    try:
+        inherited = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:  # not Linux
+        return False
+    return any(each.startswith(f"{_THREADS_VARIABLE}=".encode()) for each in inherited)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autoprec.core.fleet.node_types import NodeReport
-from autoprec.fleet.messages import Message, Request, TaskPlace
+from autoprec.fleet.messages import Message, ProbeRequest, Request
 
 
 class NodeLost(Exception):
     """What ran on a node has ended without a word; the node itself may still be there.
 
-    `out_of_memory` is set where it was ended for lack of memory. With `gone` the node is lost, too.
+    `out_of_memory` is set if it was ended for lack of memory. With `gone` the node is lost, too.
     """
 
     def __init__(self, reason: str, *, out_of_memory: bool = False, gone: bool = False) -> None:
@@ -41,8 +41,11 @@ class Session(Protocol):
 class Scheduler(Protocol):
     """A cluster that this process may use."""
 
-    def probe(self, place: TaskPlace, device: str | None) -> Sequence[NodeReport]:
+    def probe(self, request: ProbeRequest) -> Sequence[NodeReport]:
         """Probe every node; one that cannot be probed has a `problem`."""
 
     def start(self, node: NodeReport, request: Request) -> Session:
-        """Begin a tuning on a node, with the whole device reserved for it."""
+        """Begin a tuning on a node, with the whole device reserved for it.
+
+        Raises `NodeLost` and `NoRoom`, as `receive` does.
+        """

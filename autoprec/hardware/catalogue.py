@@ -8,8 +8,9 @@ files, not here. Users' own files, in a folder of theirs, add rows and replace n
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,6 @@ from autoprec.core.device.family import DTypeRow, Family, Match
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import CatalogueError
-from autoprec.hardware.match_conditions import matches, specificity
 from autoprec.yaml_files import read_yaml
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Catalogue:
             raise CatalogueError(
                 f"no family of kind {observation.kind}: the catalogue is incomplete"
             )
-        return max(found, key=specificity)
+        return max(found, key=_specificity)
 
     def _kind(self, name: str) -> object:
         return self._rows[_lineage(name, self._rows)[-1]].plain.get("kind")
@@ -235,3 +235,101 @@ def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
     if "memory_bandwidth_gbps" in row:
         merged["memory_bandwidth_gbps"] = row["memory_bandwidth_gbps"]
     return merged
+
+
+# Which families describe an observation ---------------------------------------------------------
+
+
+def matches(family: Family, observation: Observation) -> bool:
+    """Return whether every condition of the family holds for the observation."""
+    match = family.match
+    return (
+        family.kind is observation.kind
+        and _found(match.name, observation.name)
+        and _found(match.board, observation.board)
+        and _equal(match.vendor, observation.vendor)
+        and _equal(match.architecture, observation.architecture)
+        and _capable(match.compute_capability, observation.compute_capability)
+        and _equal(match.pci, observation.pci)
+        and _equal(match.pci_subsystem, observation.pci_subsystem)
+        and _equal(match.implementer, observation.implementer)
+        and _equal(match.part, observation.part)
+        and _within(match.cpu_family, observation.cpu_family)
+        and _within(match.cpu_model, observation.cpu_model)
+        and observation.features.issuperset(match.features)
+        and observation.features.isdisjoint(match.lacks)
+    )
+
+
+def _specificity(family: Family) -> tuple[int, int]:
+    """Rank how narrow a family is: its depth in the tree, then its number of conditions."""
+    conditions = sum(bool(getattr(family.match, each.name)) for each in fields(Match))
+    return len(family.ancestors), conditions
+
+
+def _found(patterns: Iterable[str], text: str) -> bool:
+    patterns = tuple(patterns)
+    return not patterns or any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+
+
+def _equal(texts: Iterable[str], text: str) -> bool:
+    texts = tuple(each.lower() for each in texts)
+    return not texts or text.lower() in texts
+
+
+def _capable(ranges: Iterable[str], text: str) -> bool:
+    """Tell whether a compute capability is in ranges such as "9.0" (exactly) and "8.0-" (from)."""
+    ranges = tuple(ranges)
+    if not ranges or not re.fullmatch(r"\d+\.\d+", text):
+        return not ranges
+    version = _version(text)
+    for each in ranges:
+        low = _version(each.removesuffix("-"))
+        if version == low or (each.endswith("-") and version > low):
+            return True
+    return False
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
+def _within(ranges: Iterable[str], number: int | None) -> bool:
+    """Return whether a number is in ranges such as "17" and "16-31"."""
+    ranges = tuple(ranges)
+    if not ranges or number is None:
+        return not ranges
+    for text in ranges:
+        low, _, high = text.partition("-")
+        if int(low) <= number <= int(high or low):
+            return True
+    return False
+
+
+# Accelerators that are not tuned ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OtherAccelerator:
+    """One product: its PCI ids ("1da3:1020"), and what to use instead of autoprec."""
+
+    title: str
+    pci: tuple[str, ...]
+    advice: str
+    source: str
+
+
+@dataclass(frozen=True)
+class _OtherAccelerators:
+    accelerators: tuple[OtherAccelerator, ...]
+
+
+@cache
+def load_other_accelerators() -> tuple[OtherAccelerator, ...]:
+    """Read all of them; raise `CatalogueError` with the file and the problem."""
+    path = profiles_folder() / "other_accelerators.yaml"
+    try:
+        return from_plain(_OtherAccelerators, read_yaml(path, CatalogueError)).accelerators
+    except DecodeError as error:
+        raise CatalogueError(f"{path}: {error}") from error

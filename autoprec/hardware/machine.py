@@ -70,13 +70,13 @@ class Machine(Protocol):
         """Return the installed memory in bytes, for systems without /proc/meminfo."""
 
     def tiles_permitted(self) -> bool | None:
-        """Tell whether the kernel lets this process use AMX tiles; None if that is unknown."""
+        """Return whether the kernel lets this process use AMX tiles; None if that is unknown."""
 
     def cpuid(self) -> Mapping[str, Any]:
         """Return py-cpuinfo's answer, for systems without /proc/cpuinfo; slow (about a second)."""
 
     def has_package(self, name: str) -> bool:
-        """Tell whether a Python package is installed."""
+        """Return whether a Python package is installed."""
 
     def package_file(self, name: str, path: str) -> str | None:
         """Read the text of a file inside an installed package."""
@@ -178,7 +178,7 @@ class LocalMachine:
         return {}
 
     def has_package(self, name: str) -> bool:
-        """Tell whether a Python package is installed, without importing it."""
+        """Return whether a Python package is installed, without importing it."""
         return self._package_folder(name) is not None
 
     def package_file(self, name: str, path: str) -> str | None:

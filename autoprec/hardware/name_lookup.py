@@ -14,8 +14,7 @@ from autoprec.core.device.family import Family
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
-from autoprec.hardware.catalogue import Catalogue
-from autoprec.hardware.probes.other_accelerators import load_other_accelerators
+from autoprec.hardware.catalogue import Catalogue, load_other_accelerators
 
 #: Names listed at most; the rest is counted.
 _MAX_LISTED = 20
@@ -51,7 +50,7 @@ def find_families(catalogue: Catalogue, text: str) -> tuple[Family, ...]:
 def resolve_family(catalogue: Catalogue, text: str) -> Family:
     """Return the one family that a text names.
 
-    Raise `UsageError` with the list where there are several, or the nearest names where none.
+    Raise `UsageError` with the list if there are several, or the nearest names if there is none.
     """
     found = find_families(catalogue, text)
     if len(found) == 1:

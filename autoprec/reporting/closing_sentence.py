@@ -17,7 +17,7 @@ from autoprec.reporting.flags import with_flags
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
 _NOTABLE_BANDWIDTH_SHARE = 0.01
 
-#: Names of limits as they read in a sentence, where that differs.
+#: Names of limits as they read in a sentence, if that differs.
 _LIMITS = {"data pipeline": "the data pipeline", "launches": "the launching of its kernels"}
 
 
@@ -93,7 +93,7 @@ def headline(profile: Profile) -> str:
 
 
 def _loader_limit(profile: Profile) -> str:
-    """Say that the loader is slower than the step; empty where it is not."""
+    """Say that the loader is slower than the step; empty if it is not."""
     chosen = profile.evidence.chosen
     if chosen.data_seconds <= chosen.step_seconds:
         return ""
@@ -105,7 +105,7 @@ def _loader_limit(profile: Profile) -> str:
 
 
 def _caveat(profile: Profile) -> str:
-    """Say that the gain is not due to precision; empty where it is."""
+    """Say that the gain is not due to precision; empty if it is."""
     if profile.recipe.policy is Policy.FLOAT32:  # the others were slower, refused, or not proven
         return "no lower precision was both faster and proven; "
     waterfall = profile.evidence.waterfall
@@ -127,7 +127,7 @@ def part_lines(profile: Profile) -> list[str]:
 
 
 def batch_line(profile: Profile) -> str:
-    """Say what is known of the batch beside the recipe; empty where nothing was to be chosen."""
+    """Say what is known of the batch beside the recipe; empty if nothing was to be chosen."""
     batch = profile.evidence.batch
     if batch is None or batch.knee is None or profile.evidence.inconclusive:
         return ""
@@ -139,7 +139,7 @@ def batch_line(profile: Profile) -> str:
 
 
 def _noise_text(batch: BatchChoice) -> str:
-    """Say what a larger batch needs at most, by the gradient's noise; empty where that is unknown.
+    """Say what a larger batch needs at most, by the gradient's noise; empty if that is unknown.
 
     The learning rates are those of Goyal et al. (arXiv 1706.02677) for SGD, and of Malladi et al.
     (arXiv 2205.10287) for Adam.
@@ -160,7 +160,7 @@ def _noise_text(batch: BatchChoice) -> str:
 
 
 def communication_line(profile: Profile) -> str:
-    """Say what share of a step waits for other ranks; empty where that was not measured."""
+    """Say what share of a step waits for other ranks; empty if that was not measured."""
     evidence = profile.evidence
     before, now = evidence.baseline.exposed_communication, evidence.chosen.exposed_communication
     if now is None or evidence.inconclusive:

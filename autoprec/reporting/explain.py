@@ -11,14 +11,13 @@ import math
 from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from autoprec.core.dtypes import DType
 from autoprec.core.measurement import OperatorTime
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
-from autoprec.reporting.text import printable
+from autoprec.reporting.tables import table
 
 NEAR_LIMIT_OCTAVES = 2
 """A magnitude this close to float16's limit, in powers of two, is called near."""
@@ -34,36 +33,32 @@ _SLOWEST = 8
 def explain_table(units: Sequence[UnitTrace], recipe: Recipe) -> Table:
     """Tabulate the modules in the order given: magnitudes, underflow, dtype, and why."""
     scale = scale_exponent(recipe)
-    table = Table(title=_title(recipe), title_justify="left", box=None, pad_edge=False)
-    table.add_column("module")
-    for name in ("forward", "backward", "underflow"):
-        table.add_column(name, justify="right")
-    table.add_column("runs in")
-    table.add_column("why")
-    for unit in units:
-        row = (
+    rows = [
+        [
             unit.path or "the model itself",
             magnitude_text(unit.forward_largest),
             magnitude_text(_scaled(unit.backward_largest, scale)),
             percent(unit.underflow) if unit.underflow else "none",
             "float32" if unit.path in recipe.float32_modules else recipe.policy.compute_dtype.value,
             why(unit, recipe),
-        )
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+        ]
+        for unit in units
+    ]
+    names = ["module", ">forward", ">backward", ">underflow", "runs in", "why"]
+    return table(names, rows, title=_title(recipe))
 
 
 def operators_table(operators: Sequence[OperatorTime]) -> Table:
     """Tabulate the slowest operators of a step, the slowest first."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("operator")
-    table.add_column("share", justify="right")
-    table.add_column("runs in")
-    for each in operators[:_SLOWEST]:
-        dtype = f"{each.dtype or '-'}{' (update)' if each.updates else ''}"
-        row = (each.name, percent(each.share), dtype)
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+    rows = [
+        (
+            each.name,
+            percent(each.share),
+            f"{each.dtype or '-'}{' (update)' if each.updates else ''}",
+        )
+        for each in operators[:_SLOWEST]
+    ]
+    return table(["operator", ">share", "runs in"], rows)
 
 
 def in_float32(operators: Sequence[OperatorTime], recipe: Recipe) -> str:

@@ -17,7 +17,7 @@ def with_flags(text: str) -> str:
     from autoprec.tuning.settings import settings_of
 
     flags = {each.name: each.flag for each in settings_of(Arguments)}
-    flags |= {"ray": "--ray", "submitit": "--submitit"}
+    flags |= {"ray": "--ray", "slurm": "--slurm"}
 
     def flag(found: re.Match[str]) -> str:
         name, value = found.groups()

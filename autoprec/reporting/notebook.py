@@ -17,7 +17,7 @@ _UPDATE_SECONDS = 0.2
 
 
 def in_notebook() -> bool:
-    """Tell whether this process is a notebook's kernel, whose cells show HTML."""
+    """Return whether this process is a notebook's kernel, whose cells show HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from autoprec.core.device.facts import GIB
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import about_times
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.step_bounds import Estimate, MemoryPlan, Plan
-from autoprec.reporting.text import bytes_text, printable, seconds_text
-
-_WIDTH = 120
+from autoprec.reporting import tables
+from autoprec.reporting.tables import make_console
+from autoprec.reporting.text import bytes_text, seconds_text
 
 #: The dimensions of a search in plain words; a further knob keeps its own name.
 _DIMENSION_NAMES = {
@@ -31,11 +32,8 @@ _MAX_LISTED = 8
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print a plan; by default on stdout, in colour only on a terminal."""
-    console = console or _console()
-
-    def say(text: str, style: str = "") -> None:
-        console.print(Text(printable(text), style=style), soft_wrap=True)
-
+    console = console or make_console()
+    say = partial(tables.say, console)
     device, task = plan.device, plan.facts
     here = "not in this machine" if device.observation.hypothetical else device.address
     say(f"plan for {plan.task} on {device.title} ({here}, {device.family})", "bold")
@@ -61,12 +59,6 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         say(f"note: {note}", "yellow")
 
 
-def _console() -> Console:
-    """Make a console on stdout, wide enough for the table if that is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
-
-
 def _search(plan: Plan) -> str:
     """Say how many recipes there are, and how they come about."""
     factors = [
@@ -81,19 +73,14 @@ def _search(plan: Plan) -> str:
 
 
 def _estimates(estimates: tuple[Estimate, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
-    for name in ("policy", "batch", "arithmetic", "memory", "launches", "bound by", "speed-up"):
-        table.add_column(name, justify="left" if name in ("policy", "bound by") else "right")
+    names = ["policy", ">batch", ">arithmetic", ">memory", ">launches", "bound by", ">speed-up"]
+    rows = []
     for each in estimates:
         seconds = (each.arithmetic_seconds, each.memory_seconds, each.launch_seconds)
-        table.add_row(
-            each.policy.value,
-            str(each.batch),
-            *(seconds_text(value) if value else "" for value in seconds),
-            each.bound,
-            "" if each.policy is Policy.FLOAT32 else f"at most {about_times(each.at_most)}",
-        )
-    return table
+        gain = "" if each.policy is Policy.FLOAT32 else f"at most {about_times(each.at_most)}"
+        parts = (seconds_text(value) if value else "" for value in seconds)
+        rows.append([each.policy.value, str(each.batch), *parts, each.bound, gain])
+    return tables.table(rows=rows, names=names, padding=(0, 2), pad_edge=True, header_style="dim")
 
 
 def _alignment(plan: Plan) -> list[str]:

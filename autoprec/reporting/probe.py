@@ -1,7 +1,6 @@
 """The table of `autoprec probe`: what each device is, which precisions it supports, and why.
 
-Names and notes come from drivers and files; they are shown as text, never as markup, with control
-characters made visible.
+Names and notes come from drivers and files; they are shown as text, never as markup.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact
 from autoprec.core.device.family import Support
 from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import DeviceReport, ProbeResult
+from autoprec.reporting.tables import table
+from autoprec.reporting.text import printable
 
 _STYLES = {
     Support.NATIVE: "green",
@@ -39,18 +39,13 @@ def print_probe(result: ProbeResult, console: Console | None = None) -> None:
         console.print(_line("note: ", note, "yellow"))
 
 
-def visible_text(text: str) -> str:
-    """Make control characters visible, so that a name cannot control a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def _panel(report: DeviceReport) -> RenderableType:
     facts = report.facts
     parts: list[RenderableType] = [_line("", _description(facts)), _dtypes(facts)]
     parts += _verdict(report)
     parts += [_line("note: ", note, "yellow") for note in facts.notes]
     where = "not in this machine" if facts.observation.hypothetical else facts.address
-    title = Text(f" {where}: {visible_text(facts.name)} ", style="bold")
+    title = Text(f" {where}: {printable(facts.name)} ", style="bold")
     return Panel(Group(*parts), title=title, title_align="left", padding=(0, 1))
 
 
@@ -58,50 +53,43 @@ def _description(facts: DeviceFacts) -> str:
     """Describe a device in one line: family, memory, cores, bandwidth, driver."""
     seen = facts.observation
     origin = f" in {facts.origin}" if facts.origin else ""
-    parts = [f"{facts.title} (family {facts.family}{origin})"]
-    if seen.compute_capability:
-        parts.append(f"compute capability {seen.compute_capability}")
-    if seen.partition:
-        parts.append(f"partition {seen.partition}")
-    if seen.memory_bytes:
-        parts.append(f"{seen.memory_bytes / GIB:.1f} GiB memory")
-    if seen.usable_cores:
-        parts.append(f"{seen.usable_cores} usable processors")
-    if facts.memory_bandwidth_gbps:
-        parts.append(f"{facts.memory_bandwidth_gbps:g} GB/s (vendor)")
-    if facts.measured_memory_bandwidth_gbps:
-        parts.append(f"{facts.measured_memory_bandwidth_gbps:.3g} GB/s (measured)")
-    if seen.driver:
-        parts.append(f"driver {seen.driver}")
-    return ", ".join(parts)
+    known = {
+        "compute capability {}": seen.compute_capability,
+        "partition {}": seen.partition,
+        "{:.1f} GiB memory": (seen.memory_bytes or 0) / GIB,
+        "{} usable processors": seen.usable_cores,
+        "{:g} GB/s (vendor)": facts.memory_bandwidth_gbps,
+        "{:.3g} GB/s (measured)": facts.measured_memory_bandwidth_gbps,
+        "driver {}": seen.driver,
+    }
+    parts = (text.format(value) for text, value in known.items() if value)
+    return ", ".join((f"{facts.title} (family {facts.family}{origin})", *parts))
 
 
 def _dtypes(facts: DeviceFacts) -> RenderableType:
     """Tabulate each dtype: support, evidence, alignment, peak, and measured rate."""
     rows = [(dtype, facts.fact(dtype)) for dtype in DType]
-    peaks = any(fact.peak_dense_tflops for _, fact in rows)
-    measured = any(fact.measured_gflops for _, fact in rows)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("dtype", "support", "evidence", "align"):
-        table.add_column(name, no_wrap=True)
-    if peaks:
-        table.add_column("peak TFLOP/s", justify="right", no_wrap=True)
-    if measured:
-        table.add_column("GFLOP/s", justify="right", no_wrap=True)
-    table.add_column("reason")
-    for dtype, fact in rows:
-        cells = [
-            Text(dtype.value),
+    rates = {
+        ">peak TFLOP/s": [_number(fact.peak_dense_tflops) for _, fact in rows],
+        ">GFLOP/s": [_number(fact.measured_gflops) for _, fact in rows],
+    }
+    known = {name: column for name, column in rates.items() if any(column)}
+    names = ["dtype", "support", "evidence", "align", *known, "reason"]
+    cells = [
+        [
+            dtype.value,
             Text(fact.support.value, style=_STYLES[fact.support]),
-            Text(fact.evidence.value),
-            Text(_alignment(fact)),
+            fact.evidence.value,
+            _alignment(fact),
+            *(column[index] for column in known.values()),
+            fact.reason,
         ]
-        if peaks:
-            cells.append(Text(_number(fact.peak_dense_tflops)))
-        if measured:
-            cells.append(Text(_number(fact.measured_gflops)))
-        table.add_row(*cells, Text(visible_text(fact.reason)))
-    return Padding(table, (1, 0))
+        for index, (dtype, fact) in enumerate(rows)
+    ]
+    made = table(names, cells, padding=(0, 2, 0, 0), pad_edge=True, header_style="dim")
+    for column in made.columns[:-1]:
+        column.no_wrap = True
+    return Padding(made, (1, 0))
 
 
 def _alignment(fact: DTypeFact) -> str:
@@ -134,7 +122,7 @@ def _verdict(report: DeviceReport) -> list[RenderableType]:
 
 
 def _known_by(facts: DeviceFacts) -> str:
-    """Say whether the recommendation was measured on this device, and when."""
+    """Return whether the recommendation was measured on this device, and when."""
     if facts.measured_with:
         day = f" on {facts.measured_on}" if facts.measured_on else ""
         return f"measured here with {facts.measured_with}{day}"
@@ -154,4 +142,4 @@ def _frameworks(result: ProbeResult) -> Text:
 
 
 def _line(label: str, text: str, style: str = "") -> Text:
-    return Text.assemble((visible_text(label), style), visible_text(text))
+    return Text.assemble((printable(label), style), printable(text))

@@ -1,4 +1,4 @@
-"""A profile in a few lines of text: recipe, gain, verdict, where it holds, what to know of it."""
+"""A profile in a few lines of text: recipe, gain, verdict, if it holds, what to know of it."""
 
 from __future__ import annotations
 

@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from autoprec.core.codec import to_plain
 from autoprec.core.speed.trial_results import Status
-from autoprec.reporting.text import printable
+from autoprec.reporting import tables
+from autoprec.reporting.tables import make_console, table
 from autoprec.reporting.tune import trials_table
 from autoprec.studies import KeptStudy
 from autoprec.tuning.study.kept_tunings import KeptTuning
 
+#: No path is folded if the output is not a terminal.
 _WIDTH = 1000
 
 
 def print_studies(studies: Sequence[KeptStudy]) -> None:
     """Print a row for each study."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("task", overflow="fold")
-    for name in ("last used", "tunings", "trials", "size"):
-        table.add_column(name, justify="right")
-    table.add_column("result")
-    for study in studies:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(study)))
-    _console().print(table)
+    names = ["task", ">last used", ">tunings", ">trials", ">size", "result"]
+    make_console(width=_WIDTH).print(table(names, map(_cells, studies)))
 
 
 def print_study(study: KeptStudy) -> None:
     """Print the tunings of a study with their trials."""
-    console = _console()
-
-    def say(text: str) -> None:
-        console.print(Text(printable(text)))
-
-    say(f"{study.task or study.place}")
+    console = make_console(width=_WIDTH)
+    say = partial(tables.say, console)
+    say(study.task or study.place)
     say(f"kept in {study.place} ({_size(study.bytes)})" if study.bytes else study.place)
     for tuning in study.tunings:
         say("")
@@ -105,9 +95,3 @@ def _size(count: int) -> str:
 
 def _when(moment: Any) -> str:
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
-
-
-def _console() -> Console:
-    """Make a console on stdout, so wide that no path is folded if that is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)

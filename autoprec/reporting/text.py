@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from autoprec.core.number_words import rate_number
 from autoprec.core.speed.trial_results import Status
+from autoprec.reporting.flags import with_flags
+from autoprec.tuning.events import Note
 
 
 def printable(text: str) -> str:
-    """Replace control characters in foreign text, so that it cannot control a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Make control characters in foreign text visible, so that it cannot control a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def note_text(note: Note) -> str:
+    """Return a note as whoever types flags reads it; a warning begins with "warning"."""
+    return f"{'warning: ' if note.warning else ''}{with_flags(note.text)}"
 
 
 def stage_text(name: str, detail: str = "") -> str:

@@ -6,9 +6,8 @@ otherwise every important event is a line of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -30,10 +29,11 @@ from autoprec.reporting.closing_sentence import (
 )
 from autoprec.reporting.explain import explain_table, in_float32, operators_table
 from autoprec.reporting.flags import with_flags
-from autoprec.reporting.grid import grid_table
 from autoprec.reporting.status_line import StatusLine, time_left_text
+from autoprec.reporting.tables import make_console, say, table
 from autoprec.reporting.text import (
     bytes_text,
+    note_text,
     printable,
     rate_text,
     seconds_text,
@@ -52,21 +52,6 @@ from autoprec.tuning.events import (
     Started,
     TrialFinished,
 )
-
-_WIDTH = 120
-
-
-class Quiet:
-    """Listens and prints nothing."""
-
-    def __call__(self, event: Event) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> Quiet:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        return None
 
 
 class Terminal:
@@ -91,7 +76,7 @@ class Terminal:
         self._output, self._closing, self._grid = output, closing, grid
         self._verbose, self._told = verbose, 0
         self._place_for = place_for
-        self._console: Console = console or _console()
+        self._console: Console = console or make_console(stderr=True)
         self._live: LiveStatus | None = None
         self._status_line = StatusLine(limit)
         self._refused: set[tuple[str, str]] = set()
@@ -105,12 +90,7 @@ class Terminal:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop()
 
     def _stop(self) -> None:
@@ -119,7 +99,7 @@ class Terminal:
             self._live = None
 
     def _say(self, text: str, style: str = "") -> None:
-        self._console.print(Text(printable(text), style=style), soft_wrap=True)
+        say(self._console, text, style)
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -149,10 +129,7 @@ class Terminal:
             case Profiled():
                 self._profiled = event
             case Note():
-                self._say(
-                    f"{'warning: ' if event.warning else ''}{with_flags(event.text)}",
-                    "yellow" if event.warning else "",
-                )
+                self._say(note_text(event), "yellow" if event.warning else "")
             case Finished():
                 self._finished(event)
 
@@ -212,12 +189,6 @@ class Terminal:
         self._say(f"the profile is in {self._place_for(event.profile, self._output)}")
 
 
-def _console() -> Console:
-    """Make a console on stderr, wide enough for the tables if that is not a terminal."""
-    console = Console(stderr=True, highlight=False)
-    return console if console.is_terminal else Console(stderr=True, highlight=False, width=_WIDTH)
-
-
 def _trial_line(event: TrialFinished, speeds: bool, weights_in: str) -> str:
     outcome, measured = event.outcome, event.outcome.measurement
     head = f"  trial {event.number + 1:2d}  {describe_recipe(event.recipe, weights_in)}"
@@ -238,23 +209,14 @@ def trials_table(outcomes: tuple[Outcome, ...], speeds: bool, weights_in: str = 
 
     `weights_in` is the dtype of the model's weights where they are 16-bit.
     """
-    table = Table(
-        title="recipes tried, as measured during the search",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    for name in ("policy", "batch", "settings", "samples/s", "vs baseline", "step", "memory", ""):
-        table.add_column(
-            name, justify="right" if name not in ("policy", "settings", "") else "left"
-        )
     base = outcomes[0].rate if outcomes else 0.0
-    for outcome in sorted(outcomes, key=lambda o: -o.rate) if speeds else outcomes:
-        table.add_row(*_row(outcome, base, speeds, weights_in))
-    return table
+    order = sorted(outcomes, key=lambda o: -o.rate) if speeds else outcomes
+    names = ["policy", ">batch", "settings", ">samples/s", ">vs baseline", ">step", ">memory", ""]
+    rows = (_row(outcome, base, speeds, weights_in) for outcome in order)
+    return table(names, rows, title="recipes tried, as measured during the search")
 
 
-def _row(outcome: Outcome, base: float, speeds: bool, weights_in: str) -> list[Text]:
+def _row(outcome: Outcome, base: float, speeds: bool, weights_in: str) -> list[str]:
     point, measured = outcome.point, outcome.measurement
     settings = describe_point(point)
     if outcome.status is not Status.OK or measured is None:
@@ -270,8 +232,7 @@ def _row(outcome: Outcome, base: float, speeds: bool, weights_in: str) -> list[T
     batch = str(point[BATCH])
     parts = round(measured.samples_per_step / int(point[BATCH])) if measured is not None else 1
     batch = f"{int(batch) * parts} = {parts} x {batch}" if parts > 1 else batch
-    cells = [Policy(str(point["policy"])).name_with(weights_in), batch, settings, *numbers, note]
-    return [Text(printable(cell)) for cell in cells]
+    return [Policy(str(point["policy"])).name_with(weights_in), batch, settings, *numbers, note]
 
 
 def _costs(event: Finished) -> str:
@@ -286,3 +247,28 @@ def _costs(event: Finished) -> str:
         allowed = bytes_text(evidence.memory_budget_bytes)
         text += f"; peak memory {bytes_text(max(peaks))} of {allowed} allowed"
     return text
+
+
+def grid_table(outcomes: Sequence[Outcome]) -> Table:
+    """Tabulate the time of one step: a row per batch, a column per policy with its settings."""
+    columns = list(dict.fromkeys(_column(outcome) for outcome in outcomes))
+    batches = sorted({int(outcome.point[BATCH]) for outcome in outcomes})
+    cells = {(_column(o), int(o.point[BATCH])): _cell(o) for o in outcomes}
+    rows = (
+        [str(batch), *(cells.get((column, batch), "not tried") for column in columns)]
+        for batch in batches
+    )
+    names = [">batch", *(f">{column}" for column in columns)]
+    return table(names, rows, title="time of one step")
+
+
+def _column(outcome: Outcome) -> str:
+    settings = describe_point(outcome.point)
+    policy = str(outcome.point["policy"])
+    return f"{policy}, {settings}" if settings else policy
+
+
+def _cell(outcome: Outcome) -> str:
+    if outcome.status is not Status.OK or outcome.measurement is None:
+        return status_text(outcome.status)
+    return seconds_text(outcome.measurement.step_seconds)

@@ -30,7 +30,7 @@ def without_autoprec(tree: ast.Module, names: AutoprecNames) -> list[ast.stmt]:
 
 
 def _is_ours_import(node: ast.ImportFrom) -> bool:
-    """Say whether a statement imports public names of autoprec."""
+    """Return whether a statement imports public names of autoprec."""
     return not node.level and node.module == PACKAGE
 
 
@@ -59,7 +59,7 @@ class AutoprecNames:
 
     @property
     def imported(self) -> bool:
-        """Say whether the module imports autoprec at all."""
+        """Return whether the module imports autoprec at all."""
         return bool(self._package or self._public)
 
     def applies(self, node: ast.expr | None) -> bool:
@@ -78,7 +78,7 @@ class AutoprecNames:
         return isinstance(method, ast.Attribute) and ast.unparse(method.value) in self.results
 
     def calls(self, node: ast.expr) -> bool:
-        """Say whether an expression is a call of any function of autoprec."""
+        """Return whether an expression is a call of any function of autoprec."""
         return isinstance(node, ast.Call) and bool(self._public_name(node.func))
 
     def gives(self, node: ast.expr | None) -> bool:

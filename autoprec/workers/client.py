@@ -56,7 +56,7 @@ class WorkerSettings:
 
     `memory_bytes` limits main memory; without it the worker is only kept from taking what the
     machine has left. A device's own memory is the session's to limit. Models begin with the weights
-    of `checkpoint`, where one is given. Sessions look at `surveyed` batches; see `TaskFacts`.
+    of `checkpoint`, if one is given. Sessions look at `surveyed` batches; see `TaskFacts`.
     `nproc` ranks train together, sharing each step by `engine`, and `place` is this worker's among
     them; `memory_bytes` is what each of them may have.
     """
@@ -73,7 +73,7 @@ class WorkerSettings:
     surveyed: int | None = None
 
     def guard_bytes(self) -> int | None:
-        """Return the main memory at which the guard ends the worker; None where unknown."""
+        """Return the main memory at which the guard ends the worker; None if unknown."""
         if self.memory_bytes is not None:
             return self.memory_bytes + ERROR_REPORT_BYTES  # at its own limit the worker says so
         left = memory_budget(None)
@@ -91,7 +91,7 @@ class Worker:
         self._patience = patience_factor()
         self._method, self._phase = "", "start"
         self._since = time.monotonic()
-        self._slowest_step = 0.0
+        self._slowest_step, self._guard_output = 0.0, b""
         self._log = _open_log()
         with contextlib.ExitStack() as worker_ends:
             ours, channel = socket.socketpair()
@@ -186,9 +186,9 @@ class Worker:
     def poll(
         self, on_progress: ProgressCallback | None, *, wait: bool = False
     ) -> dict[str, Any] | None:
-        """Return the answer; None where it has not arrived, which `wait` waits for.
+        """Return the answer; None if it has not arrived, which `wait` waits for.
 
-        Raises `WorkerFailure` where the worker has died, or made no progress for too long.
+        Raises `WorkerFailure` if the worker has died, or made no progress for too long.
         """
         while True:
             try:
@@ -304,8 +304,6 @@ class Worker:
                 report.update(json.loads(line))
         return report
 
-    _guard_output = b""
-
     def _worker_process(self) -> int | None:
         process = self._report().get("worker")
         return process if isinstance(process, int) else None
@@ -370,7 +368,7 @@ class Worker:
 
 
 def _open_log() -> IO[bytes] | None:
-    """Open a file for what the worker prints; None where none can be created."""
+    """Open a file for what the worker prints; None if none can be created."""
     import fcntl
 
     try:

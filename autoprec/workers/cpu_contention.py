@@ -49,7 +49,7 @@ class ProcessorUsage:
         self._begin = self._read(pids)
 
     def usage(self, pids: Sequence[int]) -> Usage | None:
-        """Return the usage of the processors since `start`; None where unknown."""
+        """Return the usage of the processors since `start`; None if unknown."""
         begin, end = self._begin, self._read(pids)
         if begin is None or end is None or end[0] - begin[0] < _SHORTEST_SECONDS:
             return None
@@ -105,7 +105,7 @@ _IDLE_DEVICE_BYTES = 2**30
 
 
 def warn_of_other_users(memory: DeviceMemory) -> str:
-    """Warn of other processes on an accelerator; empty where there is a desktop at most."""
+    """Warn of other processes on an accelerator; empty if there is a desktop at most."""
     if memory.others <= _IDLE_DEVICE_BYTES:
         return ""
     return (

@@ -47,12 +47,12 @@ class OuterLauncher:
 
     @property
     def one_machine(self) -> bool:
-        """Say whether all of the launcher's processes run on this machine."""
+        """Return whether all of the launcher's processes run on this machine."""
         return self.local_world_size == self.world_size
 
 
 def outer_launcher(environment: Mapping[str, str]) -> OuterLauncher | None:
-    """Return the launcher that started this process; None where it started no others with it."""
+    """Return the launcher that started this process; None if it started no others with it."""
     rank, world_size = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
     if rank is None or world_size is None or world_size <= 1:
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,45 +56,43 @@ _PEER = FailureKind.LOST_PEER
 _UNSUPPORTED = FailureKind.UNSUPPORTED
 _LOW_DTYPE = r"(Half|BFloat16|Float8\w*)"
 
+
+def _of(kind: FailureKind, *rows: tuple[str, ...]) -> Iterator[FailurePattern]:
+    """Yield the patterns of a kind; a row is a pattern, its source, and advice if there is any."""
+    return (FailurePattern(pattern, kind, *more) for pattern, *more in rows)
+
+
 FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
     # Out of memory -------------------------------------------------------------------------------
-    FailurePattern(r"^MemoryError\b", _OOM, "Python"),
-    FailurePattern(r"Unable to allocate [\d.]+ \wi?B for an array", _OOM, "NumPy"),
-    FailurePattern(
-        r"DefaultCPUAllocator: (can't allocate|not enough) memory", _OOM, "PyTorch, CPU"
-    ),
-    FailurePattern(r"could not create a memory object", _OOM, "oneDNN"),
-    FailurePattern(r"^(torch\.)?(cuda\.)?OutOfMemoryError\b", _OOM, "PyTorch"),
-    FailurePattern(r"(CUDA|HIP|XPU) out of memory", _OOM, "PyTorch's caching allocator"),
-    FailurePattern(r"(CUDA|HIP) error: out of memory", _OOM, "CUDA and HIP runtime"),
-    FailurePattern(r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory", _OOM, "CUDA and HIP driver"),
-    FailurePattern(
-        r"MPS backend out of memory|Invalid buffer size: [\d.]+ [GT]i?B", _OOM, "PyTorch, MPS"
-    ),
-    FailurePattern(r"kIOGPUCommandBufferCallbackErrorOutOfMemory", _OOM, "Metal"),
-    FailurePattern(
-        r"CUBLAS_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED", _OOM, "cuBLAS, hipBLAS"
-    ),
-    FailurePattern(r"CUDNN_STATUS_ALLOC_FAILED", _OOM, "cuDNN"),
-    FailurePattern(
-        r"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+    *_of(
         _OOM,
-        "cuDNN; accelerate and Lightning read it so too",
+        (r"^MemoryError\b", "Python"),
+        (r"Unable to allocate [\d.]+ \wi?B for an array", "NumPy"),
+        (r"DefaultCPUAllocator: (can't allocate|not enough) memory", "PyTorch, CPU"),
+        (r"could not create a memory object", "oneDNN"),
+        (r"^(torch\.)?(cuda\.)?OutOfMemoryError\b", "PyTorch"),
+        (r"(CUDA|HIP|XPU) out of memory", "PyTorch's caching allocator"),
+        (r"(CUDA|HIP) error: out of memory", "CUDA and HIP runtime"),
+        (r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory", "CUDA and HIP driver"),
+        (r"MPS backend out of memory|Invalid buffer size: [\d.]+ [GT]i?B", "PyTorch, MPS"),
+        (r"kIOGPUCommandBufferCallbackErrorOutOfMemory", "Metal"),
+        (r"CUBLAS_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED", "cuBLAS, hipBLAS"),
+        (r"CUDNN_STATUS_ALLOC_FAILED", "cuDNN"),
+        (
+            r"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+            "cuDNN; accelerate and Lightning read it so too",
+        ),
+        (r"(UR_RESULT|PI)_ERROR_OUT_OF_(DEVICE|HOST|RESOURCES)\w*", "oneAPI"),
+        (r"HSA_STATUS_ERROR_OUT_OF_RESOURCES", "ROCm"),
+        (r"ResourceExhaustedError\b|RESOURCE_EXHAUSTED: .*([Mm]emory|alloc)", "TensorFlow, XLA"),
+        (r"OOM when allocating tensor", "TensorFlow"),
+        (r"failed to alloc(ate)? .*(bytes|memory)|Dst tensor is not initialized", "TensorFlow"),
+        (r"std::bad_alloc", "C++ runtime"),
+        (r"Cannot allocate memory", "the system's ENOMEM"),
+        (r"pthread_create failed.*Resource temporarily unavailable", "OpenBLAS"),
+        (r"Thread creation failed: Resource temporarily unavailable", "libgomp"),
+        (r"can't start new thread", "Python: no memory for a thread's stack"),
     ),
-    FailurePattern(r"(UR_RESULT|PI)_ERROR_OUT_OF_(DEVICE|HOST|RESOURCES)\w*", _OOM, "oneAPI"),
-    FailurePattern(r"HSA_STATUS_ERROR_OUT_OF_RESOURCES", _OOM, "ROCm"),
-    FailurePattern(
-        r"ResourceExhaustedError\b|RESOURCE_EXHAUSTED: .*([Mm]emory|alloc)", _OOM, "TensorFlow, XLA"
-    ),
-    FailurePattern(r"OOM when allocating tensor", _OOM, "TensorFlow"),
-    FailurePattern(
-        r"failed to alloc(ate)? .*(bytes|memory)|Dst tensor is not initialized", _OOM, "TensorFlow"
-    ),
-    FailurePattern(r"std::bad_alloc", _OOM, "C++ runtime"),
-    FailurePattern(r"Cannot allocate memory", _OOM, "the system's ENOMEM"),
-    FailurePattern(r"pthread_create failed.*Resource temporarily unavailable", _OOM, "OpenBLAS"),
-    FailurePattern(r"Thread creation failed: Resource temporarily unavailable", _OOM, "libgomp"),
-    FailurePattern(r"can't start new thread", _OOM, "Python: no memory for a thread's stack"),
     # A kernel faulted: this process's context is lost, another process can use the device ---------
     FailurePattern(
         r"(CUDA|HIP) error: (unspecified launch failure|an illegal (memory access|instruction)"
@@ -106,32 +105,35 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         "reset after a hang or a fault",
     ),
     # The device, or a process, is lost -----------------------------------------------------------
-    FailurePattern(
-        r"(CUDA|HIP) error: (uncorrectable ECC|device lost|no (CUDA|ROCm)-capable device)"
-        r"|CUDA_ERROR_(NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost|HSA_STATUS_ERROR",
+    *_of(
         _LOST,
-        "CUDA, NVML, ROCm",
-    ),
-    FailurePattern(
-        r"CUDA error: (all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy"
-        r"|CUDA_ERROR_DEVICE_UNAVAILABLE",
-        _LOST,
-        "CUDA 46: another process holds a GPU whose compute mode lets one use it at a time",
-        "Another process holds this GPU, and its compute mode allows one at a time (`nvidia-smi -q "
-        "-d COMPUTE`): wait for that process, or set the mode back with `nvidia-smi -c DEFAULT`",
+        (
+            r"(CUDA|HIP) error: (uncorrectable ECC|device lost|no (CUDA|ROCm)-capable device)"
+            r"|CUDA_ERROR_(NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost|HSA_STATUS_ERROR",
+            "CUDA, NVML, ROCm",
+        ),
+        (
+            r"CUDA error: (all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy"
+            r"|CUDA_ERROR_DEVICE_UNAVAILABLE",
+            "CUDA 46: another process holds a GPU whose compute mode lets one use it at a time",
+            "Another process holds this GPU, and its compute mode allows one at a time "
+            "(`nvidia-smi -q -d COMPUTE`): wait for that process, or set the mode back with "
+            "`nvidia-smi -c DEFAULT`",
+        ),
     ),
     # Another rank of the job is gone, or the connection to it -------------------------------------
-    FailurePattern(
-        r"gloo/transport/\S+\] .*([Cc]onnection|[Bb]roken pipe|[Tt]im)|Gloo connectFullMesh failed"
-        r"|^Dist(Network|Store)Error\b",
+    *_of(
         _PEER,
-        "Gloo, and the store where PyTorch's ranks meet",
-    ),
-    FailurePattern(
-        r"remote process exited or there was a network error|ncclRemoteError"
-        r"|NCCL communicator was aborted|Watchdog caught collective operation timeout",
-        _PEER,
-        "NCCL, and PyTorch's watchdog of it",
+        (
+            r"gloo/transport/\S+\] .*([Cc]onnection|[Bb]roken pipe|[Tt]im)"
+            r"|Gloo connectFullMesh failed|^Dist(Network|Store)Error\b",
+            "Gloo, and the store where PyTorch's ranks meet",
+        ),
+        (
+            r"remote process exited or there was a network error|ncclRemoteError"
+            r"|NCCL communicator was aborted|Watchdog caught collective operation timeout",
+            "NCCL, and PyTorch's watchdog of it",
+        ),
     ),
     FailurePattern(
         r"DataLoader worker .*killed by signal: Killed",
@@ -149,13 +151,12 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         r"CUDA error: device-side assert", FailureKind.USER_ERROR, "CUDA: an index out of range"
     ),
     # Numbers -------------------------------------------------------------------------------------
-    FailurePattern(r"^FloatingPointError\b", FailureKind.NONFINITE, "Python, NumPy"),
-    FailurePattern(
-        r"returned nan values in its \d+th output", FailureKind.NONFINITE, "PyTorch's anomaly mode"
-    ),
-    FailurePattern(r"Tensor had (NaN|Inf)|Inf and NaN values", FailureKind.NONFINITE, "TensorFlow"),
-    FailurePattern(
-        r"but found invalid values:\s+tensor\(.*nan", FailureKind.NONFINITE, "torch.distributions"
+    *_of(
+        FailureKind.NONFINITE,
+        (r"^FloatingPointError\b", "Python, NumPy"),
+        (r"returned nan values in its \d+th output", "PyTorch's anomaly mode"),
+        (r"Tensor had (NaN|Inf)|Inf and NaN values", "TensorFlow"),
+        (r"but found invalid values:\s+tensor\(.*nan", "torch.distributions"),
     ),
     # The task's own code, where the fix is known
     FailurePattern(
@@ -167,68 +168,57 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         "method to(device)",
     ),
     # No kernel for this dtype, or code that a recipe breaks
-    FailurePattern(
-        r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast",
+    *_of(
         _UNSUPPORTED,
-        "PyTorch's autocast for CUDA and XPU, not the CPU's",
-        "Use binary_cross_entropy_with_logits, or compute the loss in float32: `with "
-        "torch.autocast(device_type, enabled=False)` in training_step, or a loss_fn(outputs, "
-        "targets) instead of it",
-    ),
-    FailurePattern(
-        r"CUDA error: no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU"
-        r"|(HIP|CUDA) error: invalid device function|hipErrorNoBinaryForGpu",
-        _UNSUPPORTED,
-        "CUDA 209, HIP 98: a build without kernels for this GPU",
-        "The installed framework was built without kernels for this GPU: install a build that "
-        "names its compute capability or architecture, or tune for another `device`",
-    ),
-    FailurePattern(
-        rf"not implemented for '{_LOW_DTYPE}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"
-    ),
-    FailurePattern(rf"unsupported ScalarType {_LOW_DTYPE}", _UNSUPPORTED, "PyTorch to NumPy"),
-    FailurePattern(
-        rf"expected (scalar type|dtype) \w+ but (found|got) \w*{_LOW_DTYPE}"
-        rf"|expected (scalar type|dtype) {_LOW_DTYPE} but"
-        r"|to have the same dtype, but got|must have the same dtype, but got"
-        r"|mixed dtype \(CPU\)|RNN input dtype \(.*\) does not match weight dtype"
-        r"|Input type \(.*\) and (weight|bias) type \(.*\) should be the same",
-        _UNSUPPORTED,
-        "PyTorch: code that mixes dtypes",
-    ),
-    FailurePattern(
-        r"No OpKernel was registered to support Op|Could not find device for node"
-        r"|Detected unsupported operations when trying to compile graph",
-        _UNSUPPORTED,
-        "TensorFlow: no kernel for this dtype",
-    ),
-    FailurePattern(
-        r"was expected to be an? \w+ tensor but is an? \w+ tensor"
-        r"|has type \w+ that does not match type \w+ of argument"
-        r"|Tensor conversion requested dtype \w+ for Tensor with dtype",
-        _UNSUPPORTED,
-        "TensorFlow: code that mixes dtypes",
-    ),
-    FailurePattern(
-        r"view size is not compatible with input tensor's size and stride",
-        _UNSUPPORTED,
-        "PyTorch: .view() of a channels_last tensor",
-    ),
-    FailurePattern(
-        r"could not create a primitive( descriptor)?", _UNSUPPORTED, "oneDNN: no such kernel"
-    ),
-    FailurePattern(
-        r"FailOnRecompileLimitHit",
-        _UNSUPPORTED,
-        "Dynamo gave up compiling: the rest would run eagerly",
-        "torch.compile recompiled too often and would have run the rest eagerly; shapes that vary "
-        "from batch to batch do this: pad them, or mark them with torch._dynamo.mark_dynamic",
-    ),
-    FailurePattern(
-        r"^NotCompiled\b", _UNSUPPORTED, "ours: the framework left a compiled step to Python"
-    ),
-    FailurePattern(
-        r"BackendCompilerFailed|InductorError|TorchRuntimeError", _UNSUPPORTED, "Dynamo"
+        (
+            r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast",
+            "PyTorch's autocast for CUDA and XPU, not the CPU's",
+            "Use binary_cross_entropy_with_logits, or compute the loss in float32: `with "
+            "torch.autocast(device_type, enabled=False)` in training_step, or a loss_fn(outputs, "
+            "targets) instead of it",
+        ),
+        (
+            r"CUDA error: no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU"
+            r"|(HIP|CUDA) error: invalid device function|hipErrorNoBinaryForGpu",
+            "CUDA 209, HIP 98: a build without kernels for this GPU",
+            "The installed framework was built without kernels for this GPU: install a build that "
+            "names its compute capability or architecture, or tune for another `device`",
+        ),
+        (rf"not implemented for '{_LOW_DTYPE}'", "PyTorch: no kernel for this dtype"),
+        (rf"unsupported ScalarType {_LOW_DTYPE}", "PyTorch to NumPy"),
+        (
+            rf"expected (scalar type|dtype) \w+ but (found|got) \w*{_LOW_DTYPE}"
+            rf"|expected (scalar type|dtype) {_LOW_DTYPE} but"
+            r"|to have the same dtype, but got|must have the same dtype, but got"
+            r"|mixed dtype \(CPU\)|RNN input dtype \(.*\) does not match weight dtype"
+            r"|Input type \(.*\) and (weight|bias) type \(.*\) should be the same",
+            "PyTorch: code that mixes dtypes",
+        ),
+        (
+            r"No OpKernel was registered to support Op|Could not find device for node"
+            r"|Detected unsupported operations when trying to compile graph",
+            "TensorFlow: no kernel for this dtype",
+        ),
+        (
+            r"was expected to be an? \w+ tensor but is an? \w+ tensor"
+            r"|has type \w+ that does not match type \w+ of argument"
+            r"|Tensor conversion requested dtype \w+ for Tensor with dtype",
+            "TensorFlow: code that mixes dtypes",
+        ),
+        (
+            r"view size is not compatible with input tensor's size and stride",
+            "PyTorch: .view() of a channels_last tensor",
+        ),
+        (r"could not create a primitive( descriptor)?", "oneDNN: no such kernel"),
+        (
+            r"FailOnRecompileLimitHit",
+            "Dynamo gave up compiling: the rest would run eagerly",
+            "torch.compile recompiled too often and would have run the rest eagerly; shapes that "
+            "vary from batch to batch do this: pad them, or mark them with "
+            "torch._dynamo.mark_dynamic",
+        ),
+        (r"^NotCompiled\b", "ours: the framework left a compiled step to Python"),
+        (r"BackendCompilerFailed|InductorError|TorchRuntimeError", "Dynamo"),
     ),
 )
 
@@ -244,7 +234,7 @@ _KIND_OF_SIGNAL = {
 
 
 def classify_exception(error: BaseException) -> FailureKind:
-    """Classify an exception that a worker caught; `USER_ERROR` where no pattern matches."""
+    """Classify an exception that a worker caught; `USER_ERROR` if no pattern matches."""
     current: BaseException | None = error
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
@@ -285,7 +275,7 @@ def match_failure(text: str) -> FailureKind | None:
 
 
 def add_advice(text: str) -> str:
-    """Append the known remedy to a message, where there is one."""
+    """Append the known remedy to a message, if there is one."""
     found = _matching_pattern(text)
     if found is None or not found.advice:
         return text
@@ -333,7 +323,7 @@ def _signal_name(returncode: int) -> str | None:
 class WorkerFailure(Exception):
     """A call to a worker failed; `kind` says how, `frames` holds the user's traceback.
 
-    `raised_in` are the paths of the modules whose code was running, innermost first, where that is
+    `raised_in` are the paths of the modules whose code was running, innermost first, if that is
     known.
     """
 

@@ -29,19 +29,14 @@ from autoprec.backends.shared import worker_process
 from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, OperatorTime, TaskFacts
-from autoprec.core.numerics.traces import (
-    ExponentHistogram,
-    NoisyStep,
-    SettingsComparison,
-    StepComparison,
-    Trajectory,
-    UnitTrace,
-)
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError
 from autoprec.workers.task_file import load_task
+
+#: What the task's tracer is asked for, which is told under the same names.
+TRACER_METHODS = tuple(name for name in vars(Tracer) if not name.startswith("_"))
 
 
 @dataclass(frozen=True)
@@ -160,7 +155,7 @@ class Service:
     def operator_times(
         self, *, recipe: Recipe, seed: int, surveyed: int | None = None
     ) -> tuple[OperatorTime, ...]:
-        """Profile one update under a recipe; () where the framework has no profiler."""
+        """Profile one update under a recipe; () if the framework has no profiler."""
         try:
             self.open(name="profiled", recipe=recipe, seed=seed, surveyed=surveyed)
             session = self._sessions["profiled"]
@@ -168,61 +163,12 @@ class Service:
         finally:
             self.close(name="profiled")
 
-    def reference(
-        self,
-        *,
-        batch_size: int,
-        steps: int,
-        checkpoints: tuple[int, ...],
-        accumulation_steps: int = 1,
-        seconds: float | None = None,
-        stop_at_plateau: bool = False,
-        compared_batch: int | None = None,
-    ) -> Trajectory:
-        """See `Tracer.reference`."""
-        return self._tracer().reference(
-            batch_size=batch_size,
-            steps=steps,
-            checkpoints=checkpoints,
-            accumulation_steps=accumulation_steps,
-            seconds=seconds,
-            stop_at_plateau=stop_at_plateau,
-            compared_batch=compared_batch,
-        )
-
-    def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        """See `Tracer.compare_steps`."""
-        return self._tracer().compare_steps(recipe=recipe)
-
-    def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
-        """See `Tracer.compare_settings`."""
-        return self._tracer().compare_settings(recipe=recipe)
-
-    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
-        """See `Tracer.noise`."""
-        return self._tracer().noise(draws=draws)
-
-    def trajectory(
-        self,
-        *,
-        recipe: Recipe,
-        seed: int,
-        steps: int,
-        noisy: bool = False,
-        seconds: float | None = None,
-    ) -> Trajectory:
-        """See `Tracer.trajectory`."""
-        return self._tracer().trajectory(
-            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=seconds
-        )
-
-    def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
-        """See `Tracer.backward_exponents`."""
-        return self._tracer().backward_exponents(recipe=recipe, batches=batches)
-
-    def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
-        """See `Tracer.unit_magnitudes`."""
-        return self._tracer().unit_magnitudes(recipe=recipe)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a method of the task's tracer."""
+        if name not in TRACER_METHODS:
+            raise AttributeError(name)
+        method: Callable[..., Any] = getattr(self._tracer(), name)
+        return method
 
     def discard_traces(self) -> None:
         """Free the memory of the tracer's snapshots."""
@@ -246,6 +192,6 @@ class Service:
 
 @cache
 def type_hints_of(method: str) -> dict[str, Any]:
-    """Return the type hints of a method of `Service`: arguments by name, and "return"."""
-    function: Callable[..., Any] = getattr(Service, method)
-    return typing.get_type_hints(function)
+    """Return the type hints of a method: its arguments by name, and "return"."""
+    owner = Tracer if method in TRACER_METHODS else Service
+    return typing.get_type_hints(getattr(owner, method))

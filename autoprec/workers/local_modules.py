@@ -46,7 +46,7 @@ def imports_of(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
 
 
 def parsed(file: Path) -> ast.Module | None:
-    """Return a file's syntax tree; None where it cannot be read or has none."""
+    """Return a file's syntax tree; None if it cannot be read or has none."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
@@ -115,7 +115,7 @@ def module_files(folder: Path, name: str) -> list[Path]:
 
 
 def module_file(folder: Path, name: str) -> Path | None:
-    """Return the file that the module `name` is; None where it is not below `folder`."""
+    """Return the file that the module `name` is; None if it is not below `folder`."""
     if not name:
         return _first_file(folder / "__init__.py")
     place = folder.joinpath(*name.split("."))

@@ -14,17 +14,16 @@ RESERVE_SHARE = 0.10
 RESERVE_BYTES = 512 * 2**20
 
 
-def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None:
-    """Return the bytes of main memory a worker may use; None where nothing is known.
+def memory_budget(limit_bytes: int | None) -> int | None:
+    """Return the bytes of main memory a worker may use; None if nothing is known.
 
     `limit_bytes` is what this process may use at all (the machine's memory or a control group's
-    limit), `used_bytes` what it uses already. The least of that, of what the system says is
-    available, of control groups' headroom and of resource limits counts; a tenth or 512 MiB of it,
-    whichever is more, is left to others.
+    limit). The least of that, of what the system says is available, of control groups' headroom and
+    of resource limits counts; a tenth or 512 MiB of it, whichever is more, is left to others.
     """
     free = (
         available_bytes(),
-        _headroom(limit_bytes, used_bytes),
+        limit_bytes,
         *control_group_headroom(LocalMachine()),
         *_resource_limits(),
     )
@@ -33,10 +32,6 @@ def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None
         return None
     smallest = min(known)
     return max(smallest - max(RESERVE_BYTES, int(RESERVE_SHARE * smallest)), smallest // 2)
-
-
-def _headroom(limit: int | None, used: int) -> int | None:
-    return None if limit is None else max(limit - used, 1)
 
 
 def control_group_headroom(machine: Machine) -> Iterator[int]:

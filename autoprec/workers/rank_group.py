@@ -32,7 +32,7 @@ _CAUSE_WAIT_SECONDS = 5.0
 
 
 def start_workers(settings: WorkerSettings) -> Worker | RankGroup:
-    """Start what runs the trials: a worker, or a group of them where several ranks train."""
+    """Start what runs the trials: a worker, or a group of them if several ranks train."""
     return Worker(settings) if settings.nproc == 1 else RankGroup(settings)
 
 

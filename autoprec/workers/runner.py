@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback
@@ -15,7 +14,7 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import DataError, TaskError, TrialFailure, UserCodeError
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from autoprec.workers.handlers import LoadedTask
+from autoprec.workers.handlers import TRACER_METHODS, LoadedTask
 from autoprec.workers.rank_group import RankGroup, start_workers
 
 _STATUS_OF = {
@@ -64,12 +63,7 @@ class Runner:
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._worker is not None:
             if error is None:
                 self._worker.close()
@@ -137,14 +131,14 @@ def raise_user_error(failure: WorkerFailure) -> None:
 
 
 def raise_unrelated(failure: WorkerFailure) -> None:
-    """End the run where the recipe has no part in a failure: the data's, or the device is lost."""
+    """End the run if the recipe has no part in a failure: the data's, or the device is lost."""
     if failure.kind is FailureKind.DATA_ERROR:
         raise DataError(failure.message, failure.frames) from failure
     raise_device_lost(failure)
 
 
 def raise_device_lost(failure: WorkerFailure) -> None:
-    """End the run where the device is lost: no recipe can be measured on it."""
+    """End the run if the device is lost: no recipe can be measured on it."""
     if failure.kind is FailureKind.LOST_DEVICE:
         raise TrialFailure(
             f"the device was lost: {failure.message}. Check it with the vendor's tool and run the "
@@ -198,7 +192,7 @@ class RemoteTracer:
         self._runner = runner
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _TRACER_METHODS:
+        if name not in TRACER_METHODS:
             raise AttributeError(name)
 
         def call(**arguments: Any) -> Any:
@@ -215,22 +209,12 @@ class RemoteTracer:
         return call
 
 
-_TRACER_METHODS = (
-    "reference",
-    "compare_steps",
-    "compare_settings",
-    "noise",
-    "trajectory",
-    "backward_exponents",
-    "unit_magnitudes",
-)
-
 #: Methods that train in float32 only, so that no recipe can be the cause of a failure.
 _FLOAT32_METHODS = ("reference", "noise")
 
 
 def _is_plain(recipe: Recipe | None) -> bool:
-    """Say whether a recipe is the user's own float32, whatever its batch and ranks."""
+    """Return whether a recipe is the user's own float32, whatever its batch and ranks."""
     if recipe is None:
         return False
     ranks = recipe.distributed

@@ -1,7 +1,7 @@
-"""The child side of a worker: run as a script by `remote`, with its settings as one argument.
+"""The child side of a worker: run as a script by client.py, with its settings as one argument.
 
 The user's code runs here, under a memory limit, in a process group of its own, with a guard process
-above it (see `guard`). Answers leave over a socket of their own, so nothing that the user's code
+above it (supervisor.py). Answers leave over a socket of their own, so nothing that the user's code
 prints, reads or closes disturbs them; a process that it forks cannot answer in the worker's place.
 """
 

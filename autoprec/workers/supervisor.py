@@ -202,7 +202,7 @@ def _gib(count: int) -> str:
 
 
 def resident_bytes(process: int) -> int:
-    """Return the resident bytes of a process; 0 where it has ended or cannot be read."""
+    """Return the resident bytes of a process; 0 if it has ended or cannot be read."""
     if not LINUX:
         return sum(resident for pid, _, resident in _list_processes() if pid == process)
     try:
@@ -222,7 +222,7 @@ def proportional_bytes(process: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """Return the bytes usable without swapping (MemAvailable, proc(5)); None where unknown."""
+    """Return the bytes usable without swapping (MemAvailable, proc(5)); None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -204,7 +204,7 @@ class _Module:
 
     @property
     def hooks_classes(self) -> bool:
-        """Say whether classes may be found by other means than their names."""
+        """Return whether classes may be found by other means than their names."""
         nodes = [node for node in self._statements if isinstance(node, ast.ClassDef)]
         inner = (each for node in nodes for each in nodes_of(node))
         return any(
@@ -218,7 +218,7 @@ class _Module:
         return ast.Module(body=kept, type_ignores=[])
 
     def _registers(self, node: Definition) -> bool:
-        """Say whether a definition may become known by other means than its name."""
+        """Return whether a definition may become known by other means than its name."""
         if isinstance(node, ast.ClassDef) and node.keywords:
             return True
         return any(self._may_register(each) for each in node.decorator_list)

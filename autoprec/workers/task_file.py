@@ -139,7 +139,7 @@ def _reject_near_misses(module: ModuleType, path: Path) -> None:
 
 
 def _similar_undefined_name(name: str, wanted: Sequence[str], module: ModuleType) -> str:
-    """Return the most similar of the undefined `wanted` names; "" where none is similar."""
+    """Return the most similar of the undefined `wanted` names; "" if none is similar."""
     missing = [each for each in wanted if not hasattr(module, each)]
     return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=_SIMILARITY_CUTOFF)), "")
 

@@ -17,7 +17,7 @@ from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.observe import observe
+from autoprec.hardware.probes.observe import observe
 from benchmarks.recordings.machine_recorder import Recorder
 from benchmarks.recordings.machine_replay import Expectation, Recording
 

@@ -17,7 +17,7 @@ from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import FrameworkFact
 from autoprec.core.recipe import Recipe
 from autoprec.hardware.catalogue import profiles_folder
-from autoprec.hardware.observe import observe
+from autoprec.hardware.probes.observe import observe
 from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 
 Run = Callable[..., tuple[int, str, str]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoprec.cli import main
-from autoprec.cli.completion import SHELLS
+from autoprec.cli.parser import SHELLS
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:

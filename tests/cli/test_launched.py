@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.cli.launched import ranks_to_tune
+from autoprec.cli.tune import ranks_to_tune
 from autoprec.errors import UsageError
 from tests.cli.commands import Run, Write, one_sentence
 

@@ -10,27 +10,33 @@ import pytest
 from tests.cli.commands import Run, Write, one_sentence
 
 
-@pytest.mark.parametrize(
-    ("words", "package"), [(("--ray",), "ray"), (("--submitit", "a100,l4"), "submitit")]
-)
-def test_without_the_engine_its_extra_is_named(
-    words: tuple[str, ...], package: str, write: Write, run: Run, monkeypatch: pytest.MonkeyPatch
+def test_without_ray_its_extra_is_named(
+    write: Write, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    code, out, err = run(write(), *words)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, err = run(write(), "--ray")
     assert (code, out) == (2, "")
-    assert f"pip install 'autoprec[{package}]'" in one_sentence(err)
-    assert one_sentence(err).startswith(f"autoprec: --{package}: ")
+    assert "pip install 'autoprec[ray]'" in one_sentence(err)
+    assert one_sentence(err).startswith("autoprec: --ray: ")
+
+
+def test_without_srun_the_command_says_where_to_run_it(
+    write: Write, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    code, out, err = run(write(), "--slurm", "a100,l4")
+    assert (code, out) == (2, "")
+    assert one_sentence(err).startswith("autoprec: --slurm: there is no srun on this machine")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--ray", "--submitit", "a100"), "--ray and --submitit given; give one of them"),
+        (("--ray", "--slurm", "a100"), "--ray and --slurm given; give one of them"),
         (("--ray", "--plan"), "--plan measures nothing, so it needs no cluster; omit --ray"),
-        (("--submitit", "a100", "--plan"), "omit --submitit"),
+        (("--slurm", "a100", "--plan"), "omit --slurm"),
         (("--ray", "--quick"), "--quick is for this machine; omit --ray"),
-        (("--submitit", " , "), "expected names of partitions: a100,l4"),
+        (("--slurm", " , "), "expected names of partitions: a100,l4"),
     ],
 )
 def test_what_makes_no_sense_together_is_refused(

@@ -13,10 +13,10 @@ from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.fleet.node_types import FleetResult, NodeReport
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
-from autoprec.errors import NoFeasibleRecipe, TaskError, TrialFailure, UsageError
+from autoprec.errors import AutoprecError, NoFeasibleRecipe, TaskError, TrialFailure, UsageError
 from autoprec.fleet.driver import MAX_LOSSES, FleetJob, portable_options, tune_fleet
 from autoprec.fleet.journals import studies_folder
-from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, Update
+from autoprec.fleet.messages import Journal, Message, ProbeRequest, Request
 from autoprec.fleet.scheduler import NodeLost, NoRoom
 from autoprec.profiles import load_folder
 from autoprec.tuning.events import Event, Note, TrialFinished
@@ -24,16 +24,12 @@ from autoprec.tuning.options import Options
 from autoprec.version import __version__
 
 ZEN4, A100 = device_of_family("amd-zen4"), device_of_family("nvidia-a100")
-LINE = b'{"op_code": 0, "worker_id": "w", "study_name": "s", "directions": [2]}\n'
+LINE = '{"op_code": 0, "worker_id": "w", "study_name": "s", "directions": [2]}\n'
 Script = Sequence[Message | BaseException]
 
 
 def profile(facts: DeviceFacts) -> Profile:
     return profile_of(Recipe(), "simulated", facts.fingerprint)
-
-
-def done(facts: DeviceFacts) -> Ended:
-    return Ended(profile(facts))
 
 
 def trial(number: int = 0) -> TrialFinished:
@@ -48,7 +44,7 @@ class ScriptedSession:
     def receive(self) -> Sequence[Message]:
         assert self._script, "the driver asks on after the end"
         said = self._script.pop(0)
-        if isinstance(said, BaseException):
+        if isinstance(said, BaseException) and not isinstance(said, AutoprecError):
             raise said
         return [said]
 
@@ -61,7 +57,7 @@ class ScriptedScheduler:
         self.requests: list[tuple[str, Request]] = []
         self.stopped: list[str] = []
 
-    def probe(self, place: TaskPlace, device: str | None) -> Sequence[NodeReport]:
+    def probe(self, request: ProbeRequest) -> Sequence[NodeReport]:
         return self.reports
 
     def start(self, node: NodeReport, request: Request) -> ScriptedSession:
@@ -97,8 +93,8 @@ class Fleet:
     def notes(self) -> str:
         return "\n".join(event.text for _, event in self.told if isinstance(event, Note))
 
-    def journal(self, name: str) -> bytes:
-        return (studies_folder(self.output) / f"{name}.study.journal").read_bytes()
+    def journal(self, name: str) -> str:
+        return (studies_folder(self.output) / f"{name}.study.journal").read_text()
 
 
 @pytest.fixture
@@ -109,7 +105,7 @@ def fleet(tmp_path: Path) -> Fleet:
 def test_one_node_of_each_type_is_tuned_and_its_profile_written(fleet: Fleet) -> None:
     scheduler = ScriptedScheduler(
         [node("a", ZEN4), node("b", ZEN4), node("g", A100)],
-        {"a": [[done(ZEN4)]], "g": [[done(A100)]]},
+        {"a": [[profile(ZEN4)]], "g": [[profile(A100)]]},
     )
     result = fleet.tune(scheduler)
     assert sorted(name for name, _ in scheduler.requests) == ["a", "g"]
@@ -121,7 +117,7 @@ def test_one_node_of_each_type_is_tuned_and_its_profile_written(fleet: Fleet) ->
 
 
 def test_events_are_told_with_their_type_and_the_journal_is_kept_before(fleet: Fleet) -> None:
-    kept: list[bytes] = []
+    kept: list[str] = []
 
     def listen(name: str, event: Event) -> None:
         if isinstance(event, TrialFinished):
@@ -129,7 +125,7 @@ def test_events_are_told_with_their_type_and_the_journal_is_kept_before(fleet: F
 
     scheduler = ScriptedScheduler(
         [node("a", ZEN4)],
-        {"a": [[Update(trial(), LINE, 0), Update(None, LINE, len(LINE)), done(ZEN4)]]},
+        {"a": [[Journal(LINE), trial(), Journal(LINE * 2), profile(ZEN4)]]},
     )
     job = FleetJob(fleet.task, fleet.output, Options(), listen)
     (found,) = tune_fleet(job, scheduler).types
@@ -140,7 +136,7 @@ def test_events_are_told_with_their_type_and_the_journal_is_kept_before(fleet: F
 def test_a_type_without_room_is_named_and_the_others_go_on(fleet: Fleet) -> None:
     scheduler = ScriptedScheduler(
         [node("a", ZEN4), node("g", A100)],
-        {"a": [[done(ZEN4)]], "g": [[NoRoom("its GPUs are taken")]]},
+        {"a": [[profile(ZEN4)]], "g": [[NoRoom("its GPUs are taken")]]},
     )
     result = fleet.tune(scheduler)
     reasons = {each.type.fingerprint.family: each for each in result.types}
@@ -152,7 +148,7 @@ def test_a_type_without_room_is_named_and_the_others_go_on(fleet: Fleet) -> None
 
 def test_another_node_of_the_type_is_asked_for_room(fleet: Fleet) -> None:
     scheduler = ScriptedScheduler(
-        [node("a", ZEN4), node("b", ZEN4)], {"a": [[NoRoom("full")]], "b": [[done(ZEN4)]]}
+        [node("a", ZEN4), node("b", ZEN4)], {"a": [[NoRoom("full")]], "b": [[profile(ZEN4)]]}
     )
     (found,) = fleet.tune(scheduler).types
     assert found.profile is not None
@@ -166,18 +162,18 @@ def test_where_no_type_has_room_nothing_is_feasible(fleet: Fleet) -> None:
 
 
 def test_what_was_lost_begins_again_on_its_node_with_the_journal(fleet: Fleet) -> None:
-    lost: Script = [Update(trial(), LINE, 0), NodeLost("its worker was killed")]
-    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [lost, [done(ZEN4)]]})
+    lost: Script = [Journal(LINE), trial(), NodeLost("its worker was killed")]
+    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [lost, [profile(ZEN4)]]})
     fleet.tune(scheduler, Options(fresh=True))
     (_, first), (_, second) = scheduler.requests
-    assert (first.journal, first.options.fresh) == (b"", True)
+    assert (first.journal, first.options.fresh) == ("", True)
     assert (second.journal, second.options.fresh, second.out_of_memory) == (LINE, False, "")
     assert "lost on a: its worker was killed; finished trials are kept" in fleet.notes
 
 
 def test_what_was_lost_for_lack_of_memory_is_told_to_the_next(fleet: Fleet) -> None:
     lost: Script = [NodeLost("Ray ended it", out_of_memory=True)]
-    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [lost, [done(ZEN4)]]})
+    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [lost, [profile(ZEN4)]]})
     fleet.tune(scheduler)
     assert scheduler.requests[1][1].out_of_memory == "Ray ended it"
 
@@ -185,7 +181,7 @@ def test_what_was_lost_for_lack_of_memory_is_told_to_the_next(fleet: Fleet) -> N
 def test_a_lost_node_is_replaced_by_another_of_its_type(fleet: Fleet) -> None:
     scheduler = ScriptedScheduler(
         [node("a", ZEN4), node("b", ZEN4)],
-        {"a": [[NodeLost("it left", gone=True)]], "b": [[done(ZEN4)]]},
+        {"a": [[NodeLost("it left", gone=True)]], "b": [[profile(ZEN4)]]},
     )
     (found,) = fleet.tune(scheduler).types
     assert found.profile is not None
@@ -196,7 +192,7 @@ def test_a_type_that_is_lost_again_and_again_is_given_up(fleet: Fleet) -> None:
     lost: Script = [NodeLost("killed")]
     scheduler = ScriptedScheduler(
         [node("a", ZEN4), node("g", A100)],
-        {"a": [lost] * MAX_LOSSES, "g": [[done(A100)]]},
+        {"a": [lost] * MAX_LOSSES, "g": [[profile(A100)]]},
     )
     result = fleet.tune(scheduler)
     given_up = next(each for each in result.types if each.failed)
@@ -205,8 +201,8 @@ def test_a_type_that_is_lost_again_and_again_is_given_up(fleet: Fleet) -> None:
 
 
 def test_losses_with_a_finished_trial_between_them_do_not_add_up(fleet: Fleet) -> None:
-    lost: Script = [Update(trial()), NodeLost("killed")]
-    scripts: list[Script] = [*[lost] * (2 * MAX_LOSSES), [done(ZEN4)]]
+    lost: Script = [trial(), NodeLost("killed")]
+    scripts: list[Script] = [*[lost] * (2 * MAX_LOSSES), [profile(ZEN4)]]
     (found,) = fleet.tune(ScriptedScheduler([node("a", ZEN4)], {"a": scripts})).types
     assert found.profile is not None
 
@@ -214,7 +210,7 @@ def test_losses_with_a_finished_trial_between_them_do_not_add_up(fleet: Fleet) -
 def test_an_error_of_one_type_leaves_the_others_their_profiles(fleet: Fleet) -> None:
     scheduler = ScriptedScheduler(
         [node("a", ZEN4), node("g", A100)],
-        {"a": [[done(ZEN4)]], "g": [[Ended(error=TrialFailure("it broke"))]]},
+        {"a": [[profile(ZEN4)]], "g": [[TrialFailure("it broke")]]},
     )
     result = fleet.tune(scheduler)
     assert [(each.reason, each.failed) for each in result.types if not each.profile] == [
@@ -225,7 +221,7 @@ def test_an_error_of_one_type_leaves_the_others_their_profiles(fleet: Fleet) -> 
 
 def test_an_error_of_all_types_is_raised_as_it_is(fleet: Fleet) -> None:
     error = TaskError("build_model is missing")
-    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [[Ended(error=error)]]})
+    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [[error]]})
     with pytest.raises(TaskError, match="build_model is missing"):
         fleet.tune(scheduler)
 
@@ -233,7 +229,7 @@ def test_an_error_of_all_types_is_raised_as_it_is(fleet: Fleet) -> None:
 def test_an_interrupt_stops_what_runs_everywhere(fleet: Fleet) -> None:
     scheduler = ScriptedScheduler(
         [node("a", ZEN4), node("g", A100)],
-        {"a": [[KeyboardInterrupt()]], "g": [[Update(None)] * 100]},
+        {"a": [[Note("on"), KeyboardInterrupt()]], "g": [[Note("on")] * 100]},
     )
     with pytest.raises(KeyboardInterrupt):
         fleet.tune(scheduler)
@@ -243,7 +239,7 @@ def test_an_interrupt_stops_what_runs_everywhere(fleet: Fleet) -> None:
 def test_nodes_that_cannot_be_tuned_on_are_left_out_with_their_reason(fleet: Fleet) -> None:
     other = node("b", ZEN4, autoprec="0.0.1")
     broken = NodeReport("c", "c", problem="its probe did not answer")
-    scheduler = ScriptedScheduler([node("a", ZEN4), other, broken], {"a": [[done(ZEN4)]]})
+    scheduler = ScriptedScheduler([node("a", ZEN4), other, broken], {"a": [[profile(ZEN4)]]})
     result = fleet.tune(scheduler)
     assert {each.name: each.problem for each in result.unfit} == {
         "b": f"autoprec 0.0.1 is installed there, {__version__} here; install the same version",
@@ -257,7 +253,7 @@ def test_nodes_that_cannot_be_tuned_on_are_left_out_with_their_reason(fleet: Fle
 def test_nodes_that_disagree_and_devices_beside_the_tuned_one_are_told(fleet: Fleet) -> None:
     scheduler = ScriptedScheduler(
         [node("a", ZEN4, others=("NVIDIA T4",)), node("b", ZEN4, software={"torch": "2.12.0"})],
-        {"a": [[done(ZEN4)]]},
+        {"a": [[profile(ZEN4)]]},
     )
     fleet.tune(scheduler)
     assert "its nodes disagree: torch: 2.13.0 on a; 2.12.0 on b" in fleet.notes
@@ -272,7 +268,7 @@ def test_a_storage_on_one_machine_is_refused(storage: str) -> None:
 
 def test_a_database_server_is_used_by_the_nodes_and_no_journal_is_sent(fleet: Fleet) -> None:
     url = "postgresql://me@host/studies"
-    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [[done(ZEN4)]]})
+    scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [[profile(ZEN4)]]})
     fleet.tune(scheduler, Options(storage=url))
     ((_, request),) = scheduler.requests
-    assert (request.options.storage, request.journal) == (url, b"")
+    assert (request.options.storage, request.journal) == (url, "")

@@ -1,4 +1,4 @@
-"""The journals of a cluster's tunings: whole lines, appended once, by one driver."""
+"""The journals of a cluster's tunings: whole lines, written by one driver."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 from autoprec.errors import DeviceBusy, UsageError
 from autoprec.fleet.journals import (
     Journals,
-    JournalTail,
     check_folder,
     default_output,
+    read_journal,
     studies_folder,
 )
 from autoprec.tuning.study.study import Study
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> bytes:
+def journal(tmp_path: Path) -> str:
     """A real journal, of a study with a note."""
     path = tmp_path / "real.journal"
     Study(path, "s").remember("answer", 42)
-    return path.read_bytes()
+    return path.read_text()
 
 
 def test_studies_are_beside_the_folder_of_profiles() -> None:
@@ -32,45 +32,27 @@ def test_studies_are_beside_the_folder_of_profiles() -> None:
     assert studies_folder(Path("/data/fleet")) == Path("/data/fleet.studies")
 
 
-def test_what_was_added_is_told_once_and_in_whole_lines(tmp_path: Path) -> None:
-    tail = JournalTail(tmp_path / "copy", b'{"a": 1}\n')
-    assert tail.added() == (9, b"")
-    with tail.path.open("ab") as file:
-        file.write(b'{"b": 2}\n{"c"')
-    assert tail.added() == (9, b'{"b": 2}\n')
-    with tail.path.open("ab") as file:
-        file.write(b": 3}\n")
-    assert tail.added() == (18, b'{"c": 3}\n')
-    assert tail.added() == (27, b"")
-
-
-def test_a_study_goes_on_elsewhere_with_the_lines_that_were_sent(
-    tmp_path: Path, journal: bytes
+def test_a_study_goes_on_elsewhere_with_the_journal_that_was_sent(
+    tmp_path: Path, journal: str
 ) -> None:
-    tail = JournalTail(tmp_path / "copy", journal)
-    Study(tail.path, "s").remember("more", 43)
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    copy.write_text(journal)
+    Study(copy, "s").remember("more", 43)
     with Journals(tmp_path / "studies") as kept:
-        kept.append("type", 0, journal)
-        kept.append("type", *tail.added())
-        again = JournalTail(tmp_path / "elsewhere", kept.read("type"))
-    study = Study(again.path, "s")
+        kept.write("type", journal)
+        kept.write("type", read_journal(copy))
+        elsewhere.write_text(kept.read("type"))
+        assert kept.read("another") == ""
+    study = Study(elsewhere, "s")
     assert (study.recall("answer", int), study.recall("more", int)) == (42, 43)
 
 
-def test_lines_that_are_known_are_not_appended_again(tmp_path: Path, journal: bytes) -> None:
+def test_a_line_that_is_half_written_is_not_read(tmp_path: Path, journal: str) -> None:
+    path = tmp_path / "half"
+    path.write_bytes(journal.encode() + b'{"op_code": 1, "st\xff')
+    assert read_journal(path) == journal
     with Journals(tmp_path / "studies") as kept:
-        kept.append("type", 0, journal)
-        kept.append("type", 0, journal)
-        kept.append("type", len(journal), b"")
-        assert kept.path("type").read_bytes() == journal
-        assert kept.read("another") == b""
-
-
-def test_a_line_that_a_killed_driver_left_half_written_is_cut_off(
-    tmp_path: Path, journal: bytes
-) -> None:
-    with Journals(tmp_path / "studies") as kept:
-        kept.path("type").write_bytes(journal + b'{"op_code": 1, "st')
+        kept.path("type").write_bytes(path.read_bytes())
         assert kept.read("type") == journal
 
 

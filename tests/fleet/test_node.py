@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +14,17 @@ import pytest
 
 from autoprec import probing
 from autoprec.core.dtypes import Policy
+from autoprec.core.fleet.node_types import NodeReport
 from autoprec.core.profile import Profile
-from autoprec.errors import TaskError, TrialFailure, UsageError
-from autoprec.fleet import node, ray_actor
+from autoprec.errors import AutoprecError, TaskError, TrialFailure, UsageError
+from autoprec.fleet import node, ray_scheduler
 from autoprec.fleet.messages import (
-    Ended,
+    Journal,
     Message,
+    ProbeRequest,
     Request,
     TaskPlace,
-    Update,
+    from_line,
     request_from_line,
     request_to_line,
 )
@@ -61,19 +65,28 @@ def request_for(place: TaskPlace, **fields: Any) -> Request:
     return replace(made, **fields)
 
 
-def tune(request: Request) -> tuple[list[Message], Ended]:
+def tune(request: Request) -> tuple[list[Message], Message]:
     sent: list[Message] = []
     node.tune_here(request_to_line(request), sent.append)
-    assert isinstance(sent[-1], Ended)
     return sent, sent[-1]
 
 
-def events(sent: list[Message], kind: type) -> list[Any]:
-    return [m.event for m in sent if isinstance(m, Update) and isinstance(m.event, kind)]
+def tuned(request: Request) -> Profile:
+    _, ended = tune(request)
+    assert isinstance(ended, Profile)
+    return ended
+
+
+def of_kind(sent: list[Message], kind: type) -> list[Any]:
+    return [message for message in sent if isinstance(message, kind)]
+
+
+def probe(place: TaskPlace, device: str) -> NodeReport:
+    return node.probe_node(ProbeRequest(place, device))
 
 
 def test_a_probe_tells_device_software_and_version(place: TaskPlace) -> None:
-    report = node.probe_node(place, "cpu")
+    report = probe(place, "cpu")
     assert report.problem == ""
     assert report.facts is not None
     assert report.facts.kind == "cpu"
@@ -82,55 +95,49 @@ def test_a_probe_tells_device_software_and_version(place: TaskPlace) -> None:
 
 def test_a_node_without_the_task_or_with_another_one_has_a_problem(place: TaskPlace) -> None:
     gone = replace(place, task=Path("/nowhere/model.py"))
-    assert "/nowhere/model.py is not there" in node.probe_node(gone, "cpu").problem
+    assert "/nowhere/model.py is not there" in probe(gone, "cpu").problem
     other = replace(place, digest="0" * 64)
-    assert "is another version" in node.probe_node(other, "cpu").problem
+    assert "is another version" in probe(other, "cpu").problem
 
 
 def test_a_node_without_the_device_asked_for_has_a_problem(place: TaskPlace) -> None:
-    assert "no device 'tpu' here" in node.probe_node(place, "tpu").problem
+    assert "no device 'tpu' here" in probe(place, "tpu").problem
 
 
-def test_a_tuning_sends_its_trials_with_the_journal_that_they_are_in(place: TaskPlace) -> None:
+def test_a_tuning_sends_its_trials_after_the_journal_that_they_are_in(place: TaskPlace) -> None:
     sent, ended = tune(request_for(place))
-    assert isinstance(ended.profile, Profile)
-    assert ended.profile.recipe.policy == "mixed_bfloat16"
-    trials = events(sent, TrialFinished)
+    assert isinstance(ended, Profile)
+    assert ended.recipe.policy == "mixed_bfloat16"
+    trials, journal = of_kind(sent, TrialFinished), ""
     assert trials
-    journal = b""
     for message in sent:
-        if isinstance(message, Update) and message.journal:
-            assert message.offset == len(journal)
-            journal += message.journal
-        if isinstance(message, Update) and isinstance(message.event, TrialFinished):
-            assert journal.count(b'"outcome"') >= trials.index(message.event) + 1
+        if isinstance(message, Journal):
+            assert message.text.startswith(journal)
+            journal = message.text
+        if isinstance(message, TrialFinished):
+            assert journal.count('"outcome"') >= trials.index(message) + 1
     again, ended = tune(request_for(place, journal=journal))
-    assert events(again, TrialFinished) == []
-    assert ended.profile == tune(request_for(place, journal=journal))[1].profile
+    assert of_kind(again, TrialFinished) == []
+    assert ended == tuned(request_for(place, journal=journal))
 
 
 def test_a_tuning_that_was_cut_short_goes_on_where_the_journal_ends(place: TaskPlace) -> None:
     sent, _ = tune(request_for(place))
-    first_trial = next(
-        index
-        for index, message in enumerate(sent)
-        if isinstance(message, Update) and isinstance(message.event, TrialFinished)
-    )
-    known = b"".join(m.journal for m in sent[: first_trial + 1] if isinstance(m, Update))
+    first = next(message for message in sent if isinstance(message, TrialFinished))
+    known = of_kind(sent[: sent.index(first)], Journal)[-1].text
     again, ended = tune(request_for(place, journal=known))
-    (described,) = events(again, Described)
+    (described,) = of_kind(again, Described)
     assert described.resumed == 1
-    assert ended.profile is not None
-    first = events(sent, TrialFinished)[0].recipe
-    assert first not in [each.recipe for each in events(again, TrialFinished)]
+    assert isinstance(ended, Profile)
+    assert first.recipe not in [each.recipe for each in of_kind(again, TrialFinished)]
 
 
 def test_the_least_memory_of_the_type_is_tuned_for(place: TaskPlace) -> None:
     sent, ended = tune(request_for(place, memory_bytes=2**30))
-    (started,) = events(sent, Started)
+    (started,) = of_kind(sent, Started)
     assert started.facts.observation.memory_bytes == 2**30
-    assert ended.profile is not None
-    assert ended.profile.device.fingerprint.memory_gib == 1
+    assert isinstance(ended, Profile)
+    assert ended.device.fingerprint.memory_gib == 1
 
 
 def test_a_request_reads_back_as_it_was_whatever_its_options_are(
@@ -147,7 +154,7 @@ def test_a_request_reads_back_as_it_was_whatever_its_options_are(
         nproc=2,
         engine="fsdp2",
     )
-    request = request_for(place, options=options, journal=b"\xff\n{}\n", out_of_memory="full")
+    request = request_for(place, options=options, journal="\u2713\n{}\n", out_of_memory="full")
     line = request_to_line(request)
     assert request_from_line(line) == request
     weights.unlink()
@@ -155,22 +162,21 @@ def test_a_request_reads_back_as_it_was_whatever_its_options_are(
         request_from_line(line)
     sent: list[Message] = []
     node.tune_here(line, sent.append)
-    assert isinstance(sent[-1], Ended)
-    assert isinstance(sent[-1].error, UsageError)
+    assert isinstance(sent[-1], UsageError)
 
 
 def test_a_device_of_another_type_is_not_tuned(place: TaskPlace) -> None:
     request = request_for(place)
     other = replace(request, fingerprint=replace(request.fingerprint, family="amd-zen1"))
     _, ended = tune(other)
-    assert isinstance(ended.error, TrialFailure)
-    assert "the node has changed since it was probed" in str(ended.error)
+    assert isinstance(ended, TrialFailure)
+    assert "the node has changed since it was probed" in str(ended)
 
 
 def test_the_users_error_arrives_as_it_is(place: TaskPlace) -> None:
     place.task.write_text("def build_model(): return 1\n")
     _, ended = tune(request_for(place))
-    assert isinstance(ended.error, TaskError)
+    assert isinstance(ended, TaskError)
 
 
 def test_an_error_of_our_own_is_told_not_swallowed(
@@ -178,29 +184,61 @@ def test_an_error_of_our_own_is_told_not_swallowed(
 ) -> None:
     monkeypatch.setattr(node.tuner, "tune", lambda job: 1 // 0)
     _, ended = tune(request_for(place))
-    assert isinstance(ended.error, TrialFailure)
-    assert "ZeroDivisionError" in str(ended.error)
-    assert any("test_node" in note for note in ended.error.__notes__)
+    assert isinstance(ended, TrialFailure)
+    assert "ZeroDivisionError" in str(ended)
+    assert any("test_node" in note for note in ended.__notes__)
 
 
 def test_threads_set_by_ray_are_taken_back_and_those_of_the_node_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(ray_actor, "_set_on_node", lambda: True)
-    ray_actor.forget_ray_threads()
+    monkeypatch.setattr(ray_scheduler, "_set_on_node", lambda: True)
+    ray_scheduler.forget_ray_threads()
     assert os.environ["OMP_NUM_THREADS"] == "3"
-    monkeypatch.setattr(ray_actor, "_set_on_node", lambda: False)
-    ray_actor.forget_ray_threads()
+    monkeypatch.setattr(ray_scheduler, "_set_on_node", lambda: False)
+    ray_scheduler.forget_ray_threads()
     assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_an_actor_hands_over_messages_in_order_and_answers_without_one(place: TaskPlace) -> None:
-    actor = ray_actor.TuningActor(request_to_line(request_for(place)))
-    assert actor.messages(0.01) == []
-    assert actor.start() == os.getpid()
+    actor = ray_scheduler.TuningActor(request_to_line(request_for(place)))
+    assert actor.messages(0.01) == ()
+    assert actor.start() == ()
     found: list[Message] = []
-    while not (found and isinstance(found[-1], Ended)):
+    while not (found and isinstance(found[-1], Profile | AutoprecError)):
         found += actor.messages(60)
-    assert isinstance(found[-1], Ended)
-    assert found[-1].profile is not None
+    assert isinstance(found[-1], Profile)
+
+
+def program(action: str, request: Request | ProbeRequest, folder: Path) -> subprocess.Popen[bytes]:
+    file = folder / "request"
+    file.write_bytes(request_to_line(request))
+    return subprocess.Popen(
+        [sys.executable, "-m", "autoprec.fleet.node", action, str(file)],
+        env={**os.environ, "SLURMD_NODENAME": "n7"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_the_program_answers_a_probe_in_one_line(place: TaskPlace, tmp_path: Path) -> None:
+    with program("probe", ProbeRequest(place, "cpu"), tmp_path) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        report = from_line(running.stdout.readline())
+        running.stdin.close()
+        assert running.wait(30) == 0
+    assert isinstance(report, NodeReport)
+    assert (report.node, report.problem) == ("n7", "")
+
+
+def test_the_program_ends_when_its_driver_has_ended(place: TaskPlace, tmp_path: Path) -> None:
+    place.task.write_text(f"import time\ntime.sleep(600)\n{place.task.read_text()}")
+    with program("tune", request_for(place), tmp_path) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert from_line(running.stdout.readline())
+        running.stdin.close()
+        assert running.wait(30) != 0

@@ -8,8 +8,7 @@ import pytest
 from autoprec.core.device.family import Family, Match, Support
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
-from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.match_conditions import matches
+from autoprec.hardware.catalogue import load_catalogue, matches
 
 CATALOGUE = load_catalogue()
 

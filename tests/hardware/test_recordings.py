@@ -12,7 +12,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
-from autoprec.hardware.observe import observe
+from autoprec.hardware.probes.observe import observe
 from benchmarks.recordings.machine_replay import RecordedMachine, Recording, read_recording
 
 PATHS = sorted((profiles_folder() / "recordings").glob("*.json"))

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from processes import AUTOPREC
+from processes import AUTOPREC, autoprec_forking
 
 from rehearsal.build import library
 
@@ -83,7 +83,7 @@ class Rehearsal:
     `faults` are mappings as `pretended.faults` reads them. NVML opens, or fails with the return
     code `nvml_error`; without `nvml` its library is missing and nothing shows the GPU. Where its
     GPUs are not `driven`, the frameworks are builds for CPUs. `float64` is by default what the kind
-    has: MPS and Arc have none.
+    has: MPS and Arc have none. Workers are forked where `forked` names their framework ("keras").
     """
 
     folder: Path
@@ -94,6 +94,7 @@ class Rehearsal:
     nvml_error: int = 0
     driven: bool = True
     float64: bool | None = None
+    forked: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def variables(self) -> dict[str, str]:
@@ -134,7 +135,8 @@ class Rehearsal:
 
     def autoprec(self, *words: object, seconds: float = 540) -> subprocess.CompletedProcess[str]:
         """Run the command line on this machine."""
-        return self.run([*AUTOPREC, *map(str, words)], seconds=seconds)
+        command = autoprec_forking(self.forked) if self.forked else AUTOPREC
+        return self.run([*command, *map(str, words)], seconds=seconds)
 
     def run(self, command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
         """Run a command on this machine; where it hangs, say what it had printed, and its stack."""

@@ -37,6 +37,7 @@ class Job:
     tasks: Path = TASKS
     driven: bool = True
     named: bool = True
+    forked: str = ""
 
     def command(self, folder: Path) -> tuple[object, ...]:
         """The words of `autoprec` that tune it, with its files in `folder`."""
@@ -84,7 +85,8 @@ class Tuned:
 
 def tune(job: Job, folder: Path) -> Tuned:
     """Run a job; its files lie in `folder`."""
-    machine = Rehearsal(folder, job.kind, job.gpus, job.faults, driven=job.driven)
+    more = {"driven": job.driven, "forked": job.forked}
+    machine = Rehearsal(folder, job.kind, job.gpus, job.faults, **more)
     return Tuned(job, machine, machine.autoprec(*job.command(folder)))
 
 

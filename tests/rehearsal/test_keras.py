@@ -7,7 +7,6 @@ answers. Not that anything is placed on the GPU, which TensorFlow does not say h
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,22 +17,20 @@ from rehearsal.jobs import Job
 
 pytestmark = [pytest.mark.keras, pytest.mark.slow, pytest.mark.release]
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "keras"
 L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
 FEW = ("--trials", 2, "--rounds", 1, "--proof-steps", 10, "--no-extras")
 
-
-FLOAT16 = Job("keras_conv", ("--policies", "mixed_float16", *FEW), gpus=(L4,))
+CONV = Job("keras_conv", FEW, gpus=(L4,), forked="keras")
+FLOAT16 = replace(CONV, words=("--policies", "mixed_float16", *FEW))
 JOBS = {
-    "conv3": Job("conv3", ("--policies", "float32", *FEW), gpus=(L4,), tasks=EXAMPLES),
     "float16": FLOAT16,
-    "conv": Job("keras_conv", FEW, gpus=(L4,)),
+    "conv": CONV,
     "not driven": replace(FLOAT16, driven=False),
 }
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["conv3", "float16", "conv"])
+@pytest.mark.parametrize("name", ["float16", "conv"])
 def test_a_task_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) -> None:
     profile = tuned(name).profile()
     assert profile.device.kind == "cuda"

@@ -14,14 +14,13 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.reporting.grid import grid_table
 from autoprec.reporting.text import (
     bytes_text,
     printable,
     rate_text,
     seconds_text,
 )
-from autoprec.reporting.tune import Quiet, Terminal, trials_table
+from autoprec.reporting.tune import Terminal, grid_table, trials_table
 from autoprec.tuning.events import (
     Described,
     Finished,
@@ -128,12 +127,6 @@ def test_text_from_elsewhere_cannot_drive_the_terminal() -> None:
 
 def test_a_note_names_flags_where_the_library_names_settings() -> None:
     assert "tune again later with --fresh" in shown(Note("tune again later with `fresh`"))
-
-
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Quiet() as listener:
-        listener(Note("anything"))
-    assert capsys.readouterr() == ("", "")
 
 
 def test_the_grid_has_policies_side_by_side_and_names_what_did_not_run() -> None:

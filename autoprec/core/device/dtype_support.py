@@ -66,7 +66,7 @@ def probed_support(row: DTypeRow, observation: Observation, whole: bool) -> DTyp
 
 
 def distrust_native_support(facts: DeviceFacts, why: str) -> DeviceFacts:
-    """Withdraw native support that was not measured, where there is a reason `why`."""
+    """Withdraw native support that was not measured, if there is a reason `why`."""
     if not why:
         return facts
     dtypes = {

@@ -29,9 +29,9 @@ class DTypeFact:
     """What is known of one dtype on one device, and how it is known.
 
     `family_ratio` is how many times as fast as float32's its products were on another device of the
-    family, where that was measured. Timings of a product went from `slowest_gflops` to
-    `measured_gflops`; None where that was not recorded. `earlier_ratio` is how many times as fast
-    as float32's they were when the same software timed this device before, where it did.
+    family, if that was measured. Timings of a product went from `slowest_gflops` to
+    `measured_gflops`; None if that was not recorded. `earlier_ratio` is how many times as fast
+    as float32's they were when the same software timed this device before, if it did.
     """
 
     support: Support = Support.UNKNOWN
@@ -47,7 +47,7 @@ class DTypeFact:
 
     @property
     def slowed(self) -> float:
-        """Return the slowest timing's speed as a share of the fastest one's; 1 where unknown."""
+        """Return the slowest timing's speed as a share of the fastest one's; 1 if unknown."""
         return (self.slowest_gflops or 0.0) / (self.measured_gflops or 1.0) or 1.0
 
 
@@ -55,8 +55,8 @@ class DTypeFact:
 class Fingerprint:
     """What makes two devices the same for a profile: no serial numbers, no addresses.
 
-    `memory_gib` is 0 where the memory is not known. `partition` is the part of a divided device, ""
-    for a whole one; None where it was not told, as in profiles from before it was.
+    `memory_gib` is 0 if the memory is not known. `partition` is the part of a divided device, ""
+    for a whole one; None if it was not told, as in profiles from before it was.
     """
 
     kind: DeviceKind
@@ -74,7 +74,7 @@ class DeviceFacts:
 
     Memory bandwidths are in GB/s (10^9 bytes), the catalogue's being the vendor's peak and the
     measured one counting bytes read and written. `measured_with` is the framework that this device
-    was timed with, "" where it was not; `measured_on` the day, where that was earlier.
+    was timed with, "" if it was not; `measured_on` the day, if that was earlier.
     """
 
     observation: Observation
@@ -117,7 +117,7 @@ class DeviceFacts:
         return f"{self.kind.value}:{uuid}" if uuid else self.address
 
     def fact(self, dtype: DType) -> DTypeFact:
-        """Return what is known of `dtype`; support unknown where nothing is."""
+        """Return what is known of `dtype`; support unknown if nothing is."""
         return self.dtypes.get(dtype, DTypeFact())
 
     def alignment(self, dtype: DType) -> int:
@@ -125,7 +125,7 @@ class DeviceFacts:
         return self.fact(dtype).alignment
 
     def measured_ratio(self, dtype: DType) -> float | None:
-        """Measured speed of a product in `dtype` over float32's, where both were measured."""
+        """Measured speed of a product in `dtype` over float32's, if both were measured."""
         mine = self.fact(dtype).measured_gflops
         base = self.fact(DType.FLOAT32).measured_gflops
         return mine / base if mine is not None and base else None
@@ -133,7 +133,7 @@ class DeviceFacts:
     def measured_range(self, dtype: DType) -> tuple[float, float] | None:
         """Return from where to where that ratio may be, as far as the timings can tell.
 
-        It is at least `REPEATED_TIMINGS_RATIO` both ways, also where no spread was recorded, and
+        It is at least `REPEATED_TIMINGS_RATIO` both ways, also if no spread was recorded, and
         contains what an earlier timing of this device gave.
         """
         ratio = self.measured_ratio(dtype)

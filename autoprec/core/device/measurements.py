@@ -16,7 +16,7 @@ _DISTURBED_RATIO = 1.5
 class Product:
     """One measured matrix product: what ran, or how it failed.
 
-    `gflops` is the best of several timings, which went from `slowest_gflops` to it; None where that
+    `gflops` is the best of several timings, which went from `slowest_gflops` to it; None if that
     was not recorded.
     """
 
@@ -32,7 +32,7 @@ class Product:
 class Measurements:
     """What timing a device gave: its matrix products and a large copy.
 
-    `date` is the day it was timed on, as "2026-11-24", where that was not just now. `disturbed`:
+    `date` is the day it was timed on, as "2026-11-24", if that was not just now. `disturbed`:
     something else used the device meanwhile, so that the products do not compare.
     """
 

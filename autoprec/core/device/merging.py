@@ -15,10 +15,8 @@ from autoprec.core.device.observation import UNIFIED_MEMORY_NOTE, Observation
 from autoprec.core.dtypes import DType
 
 
-def merge(
-    observation: Observation, family: Family, measured: Measurements | None = None
-) -> DeviceFacts:
-    """Merge what was probed, known and measured: measured beats probed beats catalogue."""
+def merge(observation: Observation, family: Family) -> DeviceFacts:
+    """Merge what was probed and what is known: probed beats catalogue."""
     whole = not observation.partition
     dtypes = {
         dtype: probed_support(family.dtypes.get(dtype, DTypeRow()), observation, whole)
@@ -33,7 +31,7 @@ def merge(
         notes = (*notes, UNIFIED_MEMORY_NOTE)
     if not whole:
         notes = (*notes, "a part of the device: the whole one's peaks are left out")
-    facts = DeviceFacts(
+    return DeviceFacts(
         observation=observation,
         family=family.name,
         title=family.title,
@@ -44,7 +42,6 @@ def merge(
         padding=family.padding,
         origin=family.origin,
     )
-    return facts if measured is None else with_measurements(facts, measured)
 
 
 def with_measurements(

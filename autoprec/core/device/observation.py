@@ -32,7 +32,7 @@ class DeviceKind(StrEnum):
 
 
 def kind_of_framework_device(name: str, present: Collection[DeviceKind]) -> str:
-    """Return which kind of those present a framework means by `name`; `name` where it is none.
+    """Return which kind of those present a framework means by `name`; `name` if it is none.
 
     Frameworks call the devices of both CUDA and ROCm "cuda".
     """

@@ -147,7 +147,7 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
 
 
 def _may_be_slow(facts: DeviceFacts, policy: Policy) -> bool:
-    """Say whether a policy's products were timed too slow, but by too little to refuse it."""
+    """Return whether a policy's products were timed too slow, but by too little to refuse it."""
     ratio = facts.measured_ratio(policy.compute_dtype)
     least = _SAME_SPEED_RATIO if facts.kind is DeviceKind.CPU else 1.0
     return ratio is not None and ratio < least

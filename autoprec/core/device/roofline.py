@@ -71,7 +71,7 @@ def find_bound(
     `traffic` are the bytes it moves at least (0: not known), see `min_traffic_bytes`;
     `launch_seconds` what launching its kernels one by one takes (0: it is no such device);
     `update_seconds` what the optimizer's update takes in such a step (0: not measured);
-    `operator` the slowest operator and its share of such a step, where that was measured. `curve`
+    `operator` the slowest operator and its share of such a step, if that was measured. `curve`
     holds (samples, seconds) of the same recipe at other batches: a step whose time hardly grows
     with the batch is overhead. A loader slower than the step bounds real training whatever the step
     does.
@@ -136,7 +136,7 @@ def limit_text(name: str, peak_share: float | None, memory_share: float | None) 
 
 
 def known_limit(name: str, peak_share: float | None, memory_share: float | None) -> str | None:
-    """Return the name of a limit that explains half of a step; None where none is known.
+    """Return the name of a limit that explains half of a step; None if none is known.
 
     Profiles of before that rule say "memory" of every step that nothing explains.
     """
@@ -146,7 +146,7 @@ def known_limit(name: str, peak_share: float | None, memory_share: float | None)
 
 
 def unexplained(peak_share: float | None, memory_share: float | None) -> str:
-    """Say why neither arithmetic nor memory traffic is what limits a step."""
+    """Return why neither arithmetic nor memory traffic is what limits a step."""
     arithmetic = None if peak_share is None else f"arithmetic ({peak_share:.0%} of the peak)"
     memory = (
         None if memory_share is None else f"memory traffic ({memory_share:.0%} of the bandwidth)"

@@ -23,7 +23,7 @@ class NodeReport:
 
     `node` is what its scheduler calls it, `name` what people do. `facts` are those of its first
     device, `others` names devices of other types beside it. `problem` says why nothing can be tuned
-    there, empty where it can.
+    there, empty if it can.
     """
 
     node: str
@@ -78,7 +78,7 @@ def group_nodes(reports: Iterable[NodeReport]) -> tuple[NodeType, ...]:
     groups: list[list[NodeReport]] = []
     for report in sorted(fit, key=_memory_and_name):
         for group in groups:
-            if _is_same_type(_fingerprint(group[0]), _fingerprint(report)):
+            if is_same_type(_fingerprint(group[0]), _fingerprint(report)):
                 group.append(report)
                 break
         else:
@@ -88,13 +88,8 @@ def group_nodes(reports: Iterable[NodeReport]) -> tuple[NodeType, ...]:
     return tuple(sorted(types, key=lambda each: each.name))
 
 
-def is_of_type(facts: DeviceFacts, known: NodeType | Fingerprint) -> bool:
-    """Say whether a device is of a type."""
-    fingerprint = known.fingerprint if isinstance(known, NodeType) else known
-    return _is_same_type(facts.fingerprint, fingerprint)
-
-
-def _is_same_type(one: Fingerprint, other: Fingerprint) -> bool:
+def is_same_type(one: Fingerprint, other: Fingerprint) -> bool:
+    """Return whether two devices are of one type."""
     alike = replace(one, memory_gib=other.memory_gib) == other
     return alike and not memory_differs(one, other)
 
@@ -149,7 +144,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _names(fingerprints: Sequence[Fingerprint]) -> list[str]:
-    """Name each type by its device; by memory, family or a hash too, where that is not unique."""
+    """Name each type by its device; by memory, family or a hash too, if that is not unique."""
     ways = [[_device_name(each) for each in fingerprints]]
     ways.append([f"{_device_name(each)}-{each.memory_gib}gib" for each in fingerprints])
     ways.append(

@@ -33,7 +33,7 @@ class TypeStatus:
 
     None stands for what is not known: the age of a profile without a date, the speed of one made in
     a rehearsal, the price of a device for which none was given. `verify` holds the reasons to
-    verify the profile again, empty where there are none.
+    verify the profile again, empty if there are none.
     """
 
     file: str

@@ -63,7 +63,7 @@ def apple_cpu(machine: Machine) -> Observation | None:
 
 
 def is_translated(machine: Machine) -> bool:
-    """Tell whether Rosetta translates this process, which makes it slower than a native one."""
+    """Return whether Rosetta translates this process, which makes it slower than a native one."""
     return _sysctl(machine, _TRANSLATED).get(_TRANSLATED) == "1"
 
 

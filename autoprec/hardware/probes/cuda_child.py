@@ -45,29 +45,20 @@ class Cuda:
             text.value = None
         return f"{(text.value or b'').decode(errors='replace')} (CUDA error {code})".strip()
 
-    def number(self, name: str, *arguments: Any) -> int:
-        """Return the integer that a call writes into its first argument."""
-        found = ctypes.c_int()
-        self.call(name, ctypes.byref(found), *arguments)
-        return found.value
+    def read(self, name: str, kind: Any, *arguments: Any) -> Any:
+        """Return what a call writes into its first argument, which is of this C type."""
+        written = kind()
+        self.call(name, ctypes.byref(written), *arguments)
+        return written
 
     def text(self, name: str, length: int, device: int) -> str:
-        """Return the text that a call writes into its first argument."""
-        found = ctypes.create_string_buffer(length)
-        self.call(name, found, length, device)
-        return found.value.decode(errors="replace")
-
-    def size(self, name: str, device: int) -> int:
-        """Return the size that a call writes into its first argument."""
-        found = ctypes.c_size_t()
-        self.call(name, ctypes.byref(found), device)
-        return found.value
+        """Return the text of at most `length` bytes that a call writes."""
+        text: bytes = self.read(name, ctypes.c_char * length, length, device).value
+        return text.decode(errors="replace")
 
     def uuid(self, device: int) -> str:
         """Return the UUID of the device or MIG instance, in hexadecimal with hyphens."""
-        found = (ctypes.c_ubyte * _UUID_BYTES)()
-        self.call("cuDeviceGetUuid_v2", found, device)
-        text = bytes(found).hex()
+        text = bytes(self.read("cuDeviceGetUuid_v2", ctypes.c_ubyte * _UUID_BYTES, device)).hex()
         return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
@@ -75,22 +66,24 @@ def ask(library: Any) -> dict[str, Any]:
     """Describe every device that CUDA shows this process, in its order."""
     cuda = Cuda(library)
     cuda.call("cuInit", 0)
-    version = cuda.number("cuDriverGetVersion")
-    devices = [_device(cuda, i) for i in range(cuda.number("cuDeviceGetCount"))]
+    version = cuda.read("cuDriverGetVersion", ctypes.c_int).value
+    count = cuda.read("cuDeviceGetCount", ctypes.c_int).value
+    devices = [_device(cuda, ordinal) for ordinal in range(count)]
     return {"version": f"{version // 1000}.{version % 1000 // 10}", "devices": devices}
 
 
 def _device(cuda: Cuda, ordinal: int) -> dict[str, Any]:
-    device = cuda.number("cuDeviceGet", ordinal)
+    device = cuda.read("cuDeviceGet", ctypes.c_int, ordinal).value
     found: dict[str, Any] = {"name": cuda.text("cuDeviceGetName", _NAME_BYTES, device)}
     major, minor, integrated = (
-        cuda.number("cuDeviceGetAttribute", each, device) for each in (_MAJOR, _MINOR, _INTEGRATED)
+        cuda.read("cuDeviceGetAttribute", ctypes.c_int, each, device).value
+        for each in (_MAJOR, _MINOR, _INTEGRATED)
     )
     found |= {"compute_capability": f"{major}.{minor}", "integrated": bool(integrated)}
     further: dict[str, Callable[[], str | int]] = {
         "uuid": lambda: cuda.uuid(device),
         "pci_bus": lambda: cuda.text("cuDeviceGetPCIBusId", _BUS_BYTES, device),
-        "memory_bytes": lambda: cuda.size("cuDeviceTotalMem_v2", device),
+        "memory_bytes": lambda: cuda.read("cuDeviceTotalMem_v2", ctypes.c_size_t, device).value,
     }
     for key, read in further.items():
         try:

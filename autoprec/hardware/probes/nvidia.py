@@ -2,11 +2,16 @@
 
 NVML counts every GPU of the machine in the order of the PCI bus; CUDA counts the visible ones, the
 fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Where NVML is missing or ambiguous, CUDA itself
-is asked, which takes longer.
+is asked, which takes longer. Whether a GPU is present at all is seen without any driver library.
+
+Sources of the latter: NVIDIA driver README, "The /proc file system interface" and "Device files"
+(nvidia0); Jetson Linux developer guide (nvhost and nvgpu device files, nvmap); Microsoft, "GPU
+accelerated machine learning in WSL" (/dev/dxg, and libcuda in /usr/lib/wsl/lib).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,13 +20,12 @@ from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.cuda_driver import CudaAnswer, CudaDevice, read_cuda
 from autoprec.hardware.probes.cuda_visibility import VisibleDevice, find_in_nvml, visible_devices
-from autoprec.hardware.probes.nvidia_presence import (
-    driver_remark,
-    nvidia_expected,
-    nvidia_present,
-)
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot, read_nvml
-from autoprec.hardware.probes.pci import no_visible_device
+from autoprec.hardware.probes.pci import gpus_on_the_bus, names_a_device, no_visible_device
+
+_VENDOR = "10de"
+_FILES = re.compile(r"nvidia\d+|nvmap|nvgpu|nvhost-.*gpu.*")
+_WSL_FOLDER = "/usr/lib/wsl/lib"
 
 
 def probe_nvidia(machine: Machine) -> Findings:
@@ -50,10 +54,10 @@ def probe_nvidia(machine: Machine) -> Findings:
 
 def _without_nvml(machine: Machine, why: str) -> Findings:
     """Ask CUDA where NVML shows nothing; find nothing if there is no GPU, as on most machines."""
-    if not nvidia_present(machine):
+    if not _is_present(machine):
         return Findings()
     why = why or "NVML shows none"
-    reasons = [why, driver_remark(machine)]
+    reasons = [why, _driver_remark(machine)]
     if nvidia_expected(machine):
         answer = read_cuda(machine)
         if answer.devices:
@@ -98,7 +102,7 @@ def _observed(answer: CudaAnswer, snapshot: NvmlSnapshot) -> tuple[Observation, 
 def _observe(
     index: int, target: VisibleDevice, driver: str, cuda: CudaDevice | None = None
 ) -> Observation:
-    """Observe one device, by NVML and, where it was asked, by CUDA."""
+    """Observe one device, by NVML and, if it was asked, by CUDA."""
     part = target.instance
     cuda = cuda or CudaDevice()
     memory = (part.memory_bytes if part else target.gpu.memory_bytes) or cuda.memory_bytes
@@ -115,3 +119,27 @@ def _observe(
         partition=target.partition or cuda.partition,
         notes=(UNIFIED_MEMORY_NOTE,) if unified else (),
     )
+
+
+# Presence --------------------------------------------------------------------------------------
+
+
+def _is_present(machine: Machine) -> bool:
+    """Return whether anything shows that this machine has an NVIDIA GPU."""
+    if gpus_on_the_bus(machine, _VENDOR) or machine.entries("/proc/driver/nvidia/gpus"):
+        return True
+    files = machine.entries("/dev")
+    if any(_FILES.fullmatch(name) for name in files):
+        return True
+    return "dxg" in files and "libcuda.so.1" in machine.entries(_WSL_FOLDER)
+
+
+def nvidia_expected(machine: Machine) -> bool:
+    """Return whether an NVIDIA GPU is present and not hidden on purpose."""
+    return _is_present(machine) and names_a_device(machine.variable("CUDA_VISIBLE_DEVICES"))
+
+
+def _driver_remark(machine: Machine) -> str:
+    """Return a remark on GPUs that another driver than NVIDIA's holds; "" if there are none."""
+    drivers = {gpu.driver for gpu in gpus_on_the_bus(machine, _VENDOR)}
+    return "it uses the nouveau driver; install NVIDIA's driver" if "nouveau" in drivers else ""

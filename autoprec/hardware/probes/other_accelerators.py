@@ -1,46 +1,13 @@
-"""Accelerators that autoprec recognises but does not tune: a note says what to use instead.
-
-They are read strictly from `profiles/other_accelerators.yaml`.
-"""
+"""Accelerators that autoprec recognises but does not tune: a note says what to use instead."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import cache
 
-from autoprec.core.codec import DecodeError, from_plain
-from autoprec.errors import CatalogueError
-from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.catalogue import load_other_accelerators
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.pci import pci_devices
-from autoprec.yaml_files import read_yaml
-
-
-@dataclass(frozen=True)
-class OtherAccelerator:
-    """One product: its PCI ids ("1da3:1020"), and what to use instead of autoprec."""
-
-    title: str
-    pci: tuple[str, ...]
-    advice: str
-    source: str
-
-
-@dataclass(frozen=True)
-class _Document:
-    accelerators: tuple[OtherAccelerator, ...]
-
-
-@cache
-def load_other_accelerators() -> tuple[OtherAccelerator, ...]:
-    """Read all of them; raise `CatalogueError` with the file and the problem."""
-    path = profiles_folder() / "other_accelerators.yaml"
-    try:
-        return from_plain(_Document, read_yaml(path, CatalogueError)).accelerators
-    except DecodeError as error:
-        raise CatalogueError(f"{path}: {error}") from error
 
 
 def probe_other_accelerators(machine: Machine) -> Findings:

@@ -93,7 +93,7 @@ def visible_ordinals(count: int, text: str | None) -> tuple[int, ...]:
 
 
 def names_a_device(text: str | None) -> bool:
-    """Tell whether a visibility list names a device; "", "-1" and "none" hide all of them."""
+    """Return whether a visibility list names a device; "", "-1" and "none" hide all of them."""
     if text is None:
         return True
     first = text.split(",")[0].strip().upper()

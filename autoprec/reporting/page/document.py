@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile
@@ -61,7 +62,16 @@ code { overflow-wrap: anywhere; } ul { margin: .4rem 0; padding-left: 1.2rem; }
 """
 
 
-def page_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ()) -> str:
+class Page(str):
+    """HTML text of a whole page. A notebook shows it in a frame, so that styles do not mix."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self)}" style="width:100%;height:50rem;border:0"></iframe>'
+
+
+def page_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ()) -> Page:
     """Return the report of a profile; `written` is its recipe as YAML.
 
     `watched` are the checks of a training under it.
@@ -69,16 +79,16 @@ def page_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ())
     return _document(profile.task.file, sections.all_of(profile, written, watched))
 
 
-def page_of_several(profiles: Mapping[str, Profile]) -> str:
+def page_of_several(profiles: Mapping[str, Profile]) -> Page:
     """Return a page that compares profiles, by their file names."""
     order = sorted(profiles, key=lambda name: (profiles[name].task.file, name))
     table = sections.comparison({name: profiles[name] for name in order})
     return _document("profiles", ["<header><h1>Profiles</h1></header>", table])
 
 
-def _document(title: str, parts: Iterable[str]) -> str:
+def _document(title: str, parts: Iterable[str]) -> Page:
     body = "\n".join(part for part in parts if part)
-    return (
+    return Page(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}: autoprec</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from typing import Any
 
 from autoprec.reporting.text import printable
 
@@ -18,20 +19,24 @@ def number(value: float, shown: str) -> str:
     return f'<data value="{value!r}">{text(shown)}</data>'
 
 
+def shown(value: float | None, words: Callable[[Any], str]) -> str:
+    """Show a number in words; nothing if it is not known."""
+    return "" if value is None else number(value, words(value))
+
+
 def section(title: str, *parts: str) -> str:
-    """Return a section with a heading; nothing where all its parts are empty."""
+    """Return a section with a heading; nothing if all its parts are empty."""
     body = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
 
 
-def paragraph(html: str, kind: str = "") -> str:
-    """Return a paragraph of HTML; nothing where that is empty."""
-    name = f' class="{kind}"' if kind else ""
-    return f"<p{name}>{html}</p>" if html else ""
+def paragraph(html: str) -> str:
+    """Return a paragraph of HTML; nothing if that is empty."""
+    return f"<p>{html}</p>" if html else ""
 
 
 def listed(items: Iterable[str]) -> str:
-    """Return a list of HTML items; nothing where there are none."""
+    """Return a list of HTML items; nothing if there are none."""
     rows = "".join(f"<li>{item}</li>" for item in items)
     return f"<ul>{rows}</ul>" if rows else ""
 

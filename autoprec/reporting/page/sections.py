@@ -1,4 +1,4 @@
-"""The sections of a report, each made from a profile alone; empty where that has nothing to say."""
+"""The sections of a report, each made from a profile alone; empty if that has nothing to say."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from autoprec.reporting.page.markup import (
     number,
     paragraph,
     section,
+    shown,
     table,
     text,
 )
@@ -103,14 +104,12 @@ def numerics(profile: Profile) -> str:
         ("the same for float32 with noise", parity.gradient_null),
         ("loss after training, off by", parity.trajectory_deviation),
     ]
-    rows = [(name, number(v, percent(v))) for name, v in measured if v is not None]
-    if parity.steps:
-        rows.append(("steps followed", number(parity.steps, str(parity.steps))))
-    if parity.metric is not None:
-        rows.append(("evaluate(model)", number(parity.metric, f"{parity.metric:.4g}")))
-    if parity.metric_reference is not None:
-        shown = number(parity.metric_reference, f"{parity.metric_reference:.4g}")
-        rows.append(("evaluate(model) in float32", shown))
+    rows = [
+        *((name, shown(value, percent)) for name, value in measured),
+        ("steps followed", shown(parity.steps or None, str)),
+        ("evaluate(model)", shown(parity.metric, "{:.4g}".format)),
+        ("evaluate(model) in float32", shown(parity.metric_reference, "{:.4g}".format)),
+    ]
     rows += [("compared", text(each)) for each in parity.covered]
     rows += [("not covered", text(each)) for each in parity.not_covered]
     return section("Does it train like float32?", figure(drawn, caption), facts(rows))
@@ -125,9 +124,9 @@ def loss_scale(profile: Profile) -> str:
     drawn = "" if found is None else charts.gradient_exponents(found, scale.initial)
     rows = [
         ("mode", text(scale.mode)),
-        ("initial scale", number(scale.initial, f"{scale.initial:g}")),
-        ("growth interval", number(scale.growth_interval, str(scale.growth_interval))),
-        ("floor", number(scale.floor, f"{scale.floor:g}")),
+        ("initial scale", shown(scale.initial, "{:g}".format)),
+        ("growth interval", shown(scale.growth_interval, str)),
+        ("floor", shown(scale.floor, "{:g}".format)),
         ("note", text("" if found is None else found.note)),
     ]
     return section("Loss scale", figure(drawn, "Powers of two, logarithmic."), facts(rows))
@@ -153,25 +152,21 @@ def limits(profile: Profile) -> str:
     peak, memory = chosen.peak_share, chosen.memory_share
     rows = [
         ("limited by", text(limit_text(chosen.bound, peak, memory))),
-        ("throughput", number(chosen.samples_per_second, rate_text(chosen.samples_per_second))),
-        ("step", number(chosen.step_seconds, seconds_text(chosen.step_seconds))),
-        ("step of the baseline", number(base.step_seconds, seconds_text(base.step_seconds))),
+        ("throughput", shown(chosen.samples_per_second, rate_text)),
+        ("step", shown(chosen.step_seconds, seconds_text)),
+        ("step of the baseline", shown(base.step_seconds, seconds_text)),
         ("of the measured peak", _share_bar(peak)),
         ("of the memory bandwidth, at least", _share_bar(memory)),
-        ("loader, for a step", number(chosen.data_seconds, seconds_text(chosen.data_seconds))),
-        ("peak memory", number(chosen.peak_memory_bytes, bytes_text(chosen.peak_memory_bytes))),
-        (
-            "peak memory of the baseline",
-            number(base.peak_memory_bytes, bytes_text(base.peak_memory_bytes)),
-        ),
+        ("loader, for a step", shown(chosen.data_seconds, seconds_text)),
+        ("peak memory", shown(chosen.peak_memory_bytes, bytes_text)),
+        ("peak memory of the baseline", shown(base.peak_memory_bytes, bytes_text)),
     ]
-    if chosen.break_even_steps is not None:
-        pays = f"after {chosen.break_even_steps} steps"
-        rows.append(("compilation pays off", number(chosen.break_even_steps, pays)))
-    if chosen.exposed_communication is not None:
-        rows.append(("waiting for other ranks", chosen.exposed_communication.as_share(number)))
-    if base.exposed_communication is not None:
-        rows.append(("the same in the baseline", base.exposed_communication.as_share(number)))
+    rows.append(("compilation pays off", shown(chosen.break_even_steps, "after {} steps".format)))
+    for name, waiting in (
+        ("waiting for other ranks", chosen.exposed_communication),
+        ("the same in the baseline", base.exposed_communication),
+    ):
+        rows.append((name, "" if waiting is None else waiting.as_share(number)))
     return section("What limits a step", facts(rows))
 
 
@@ -190,12 +185,11 @@ def trials(profile: Profile) -> str:
     ordered = sorted(tried, key=lambda each: -each.samples_per_second)
     rows = [_trial(each) for each in ordered]
     head = ["policy", "batch", "settings", "samples/s", ""]
-    count = number(profile.evidence.trials, str(profile.evidence.trials))
-    seconds = profile.evidence.tuning_seconds
-    spent = f"{count} trials in {number(seconds, seconds_text(seconds))}"
-    if profile.evidence.proof_seconds:
-        proofs = profile.evidence.proof_seconds
-        spent += f", of which {number(proofs, seconds_text(proofs))} for proofs"
+    evidence = profile.evidence
+    seconds = shown(evidence.tuning_seconds, seconds_text)
+    spent = f"{shown(evidence.trials, str)} trials in {seconds}"
+    if evidence.proof_seconds:
+        spent += f", of which {shown(evidence.proof_seconds, seconds_text)} for proofs"
     return section("All trials", paragraph(f"{spent}."), table(head, rows, numbers=(1, 3)))
 
 
@@ -204,9 +198,9 @@ def _trial(each: TriedRecipe) -> list[str]:
     failed = "" if each.status is Status.OK else f"{status_text(each.status)}: {each.reason}"
     return [
         f'<span class="key {each.policy.value}"></span>{text(each.policy)}',
-        number(each.batch_size, str(each.batch_size)),
+        shown(each.batch_size, str),
         text(each.settings),
-        number(rate, rate_number(rate)) if rate else "",
+        shown(rate or None, rate_number),
         text(failed),
     ]
 
@@ -222,7 +216,7 @@ def origin(profile: Profile) -> str:
     mark, task = profile.device.fingerprint, profile.task
     rows = [
         ("device", text(f"{profile.device.name} ({profile.device.family})")),
-        ("memory", number(mark.memory_gib, f"{mark.memory_gib} GiB") if mark.memory_gib else ""),
+        ("memory", shown(mark.memory_gib or None, "{} GiB".format)),
         ("tuned", text(profile.created)),
         ("autoprec", text(profile.autoprec)),
         *((text(name), text(version)) for name, version in profile.software.items()),
@@ -291,7 +285,7 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
                 text(profile.describe_recipe()),
                 evidence.speedup.in_words(show=number) if evidence.speedup.rounds else "",
                 alike.in_words(show=number) if alike is not None else "",
-                number(rate, rate_text(rate)) if rate else "",
+                shown(rate or None, rate_text),
                 text("inconclusive" if evidence.inconclusive else evidence.parity.verdict),
                 text(profile.created[:10]),
                 f"<code>{text(name)}</code>",

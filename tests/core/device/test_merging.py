@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.measurements import Measurements, Product
-from autoprec.core.device.merging import merge
+from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.dtypes import DType
 from tests.core.device.devices import BF16, family, features, rows, seen
 
@@ -35,5 +35,5 @@ products = st.builds(
 @given(row=rows, features=features, denied=features, products=st.lists(products).map(tuple))
 def test_any_facts_survive_being_written_and_read(row, features, denied, products):
     observation = seen(features=features, denied=denied)
-    facts = merge(observation, family(row), Measurements("torch", products))
+    facts = with_measurements(merge(observation, family(row)), Measurements("torch", products))
     assert from_plain(DeviceFacts, to_plain(facts)) == facts

@@ -24,7 +24,7 @@ def timed(rate, slowest=None, *, base_slowest=None, kind=DeviceKind.CUDA, row=No
         Product(BF16, gflops=rate, size=512, slowest_gflops=slowest),
     )
     known = family(row or DTypeRow(Support.NATIVE), kind)
-    return merge(seen(kind), known, Measurements("torch", products))
+    return with_measurements(merge(seen(kind), known), Measurements("torch", products))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,9 @@ def test_a_policy_that_may_be_faster_stays_a_candidate_after_float32(kind):
 @pytest.mark.parametrize(("rate", "refused"), [(92.0, False), (70.0, True)])
 def test_timings_whose_spread_was_not_recorded_are_no_surer(rate, refused, kind):
     row = DTypeRow(Support.NATIVE)
-    facts = merge(seen(kind), family(row, kind), measured(float32=100.0, bfloat16=rate))
+    facts = with_measurements(
+        merge(seen(kind), family(row, kind)), measured(float32=100.0, bfloat16=rate)
+    )
     assert bool(objections(facts, BFLOAT16)) is refused
     assert (BFLOAT16 in propose(facts).policies) is not refused
 

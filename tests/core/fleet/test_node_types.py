@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.device.facts import GIB, DeviceFacts
-from autoprec.core.fleet.node_types import NodeReport, NodeType, group_nodes, is_of_type
+from autoprec.core.fleet.node_types import NodeReport, NodeType, group_nodes, is_same_type
 
 ZEN4, ZEN3, A100 = (device_of_family(name) for name in ("amd-zen4", "amd-zen3", "nvidia-a100"))
 
@@ -117,7 +117,11 @@ def test_every_node_is_of_exactly_one_type_and_names_are_unique(found: list[Devi
     assert len({each.name for each in types}) == len(types)
     for kind in types:
         assert kind.name.replace("-", "").isalnum()
-        assert all(is_of_type(each.facts, kind) for each in kind.nodes if each.facts)
+        assert all(
+            is_same_type(each.facts.fingerprint, kind.fingerprint)
+            for each in kind.nodes
+            if each.facts
+        )
 
 
 @given(st.lists(DEVICES, max_size=6), st.randoms())

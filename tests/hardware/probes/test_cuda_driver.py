@@ -16,10 +16,10 @@ from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.hardware import machine as machines
 from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.observe import observe
 from autoprec.hardware.probes.cuda_driver import CudaAnswer, CudaDevice, read_cuda
 from autoprec.hardware.probes.nvidia import probe_nvidia
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot
+from autoprec.hardware.probes.observe import observe
 from benchmarks.recordings.machine_recorder import Recorder
 from benchmarks.recordings.machine_replay import Expectation, RecordedMachine
 from benchmarks.recordings.machine_replay import synthetic_machine as machine

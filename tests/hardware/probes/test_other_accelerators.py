@@ -5,11 +5,9 @@ import re
 import pytest
 
 from autoprec.errors import CatalogueError
-from autoprec.hardware.probes import other_accelerators
-from autoprec.hardware.probes.other_accelerators import (
-    load_other_accelerators,
-    probe_other_accelerators,
-)
+from autoprec.hardware import catalogue
+from autoprec.hardware.catalogue import load_other_accelerators
+from autoprec.hardware.probes.other_accelerators import probe_other_accelerators
 from benchmarks.recordings.machine_replay import synthetic_machine as machine
 from tests.hardware.probes.pci_bus import bus
 
@@ -44,6 +42,6 @@ def test_a_named_accelerator_has_ids_of_its_own_advice_and_a_source(accelerator)
 
 def test_a_wrong_file_of_other_accelerators_is_refused_with_its_name(tmp_path, monkeypatch):
     (tmp_path / "other_accelerators.yaml").write_text("accelerators: [{titel: x}]", "utf-8")
-    monkeypatch.setattr(other_accelerators, "profiles_folder", lambda: tmp_path)
+    monkeypatch.setattr(catalogue, "profiles_folder", lambda: tmp_path)
     with pytest.raises(CatalogueError, match=r"other_accelerators\.yaml: .*titel: unknown key"):
-        other_accelerators.load_other_accelerators.__wrapped__()
+        catalogue.load_other_accelerators.__wrapped__()

@@ -152,7 +152,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
                 "present loss scale, which cannot change until that one has stepped too: step it, "
                 "or call its zero_grad() and precision.scaler.update()"
             )
-        if args or kwargs.get("closure") is not None:
+        if any(each is not None for each in (*args[:1], kwargs.get("closure"))):
             raise UsageError(
                 f"{type(optimizer).__name__} was given a closure under a loss scale: it would take "
                 "the scaled loss and gradients for the true ones. Use mixed_bfloat16 or float32"

@@ -18,7 +18,7 @@ from autoprec.api import device_fingerprint
 from autoprec.errors import AutoprecWarning
 from autoprec.hardware.catalogue import profiles_folder
 from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.observe import observe
+from autoprec.hardware.probes.observe import observe
 from autoprec.profiles import save_profile
 from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 
@@ -70,7 +70,7 @@ def test_the_machine_is_probed_once(
         def __init__(self) -> None:
             machines.append(self)
 
-    monkeypatch.setattr("autoprec.hardware.observe.LocalMachine", Counted)
+    monkeypatch.setattr("autoprec.hardware.probes.observe.LocalMachine", Counted)
     apply_profile(path, model=build())
     assert len(machines) == 1
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
 
+from autoprec.backends.keras.apply.dtype_policies import low_precision
+from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.device.facts import DeviceFacts, DTypeFact
 from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning
 from tests.backends.keras.keras_models import softmax_net
 
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16)
@@ -53,3 +57,18 @@ def test_the_alignment_is_that_of_the_device_s_facts_for_the_recipe_s_dtype(give
         said = " ".join(apply(BF16, softmax_net(), device=device, facts=given).warnings)
         assert ("multiples of" in said) is (multiple is not None)
         assert multiple is None or multiple in said
+
+
+def test_a_model_that_no_policy_reaches_is_named_once():
+    def made(*dtypes):
+        dense = [keras.layers.Dense(4, dtype=each) for each in dtypes]
+        model = keras.Sequential([keras.layers.Input((8,)), *dense])
+        model.compile("sgd", "mse")
+        return model
+
+    model = made("float64", "float64")
+    with pytest.warns(AutoprecWarning, match="gains nothing by mixed_bfloat16.* is float64"):
+        apply(BF16, model)
+    model.compile("sgd", "mse")
+    assert low_precision(layer_units(made("float64"))) == "policy float64: dense"
+    apply(BF16, made("float64", "float32"))

@@ -14,7 +14,7 @@ from autoprec.backends.keras.apply.loss_scale import ScaledOptimizer
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.errors import AutoprecWarning, UsageError
+from autoprec.errors import UsageError
 from tests.backends.keras.keras_models import (
     LogitsThenOwnCode,
     Subclassed,
@@ -236,21 +236,6 @@ def test_layers_without_floating_weights_and_16_bit_weights_are_left_alone():
     precision = apply(BF16, model)
     assert policies(model) == ["float16", "mixed_bfloat16"]
     assert any("16-bit weights" in note for note in precision.warnings)
-
-
-def test_a_model_that_no_policy_reaches_is_named_once():
-    def made(*dtypes):
-        dense = [keras.layers.Dense(4, dtype=each) for each in dtypes]
-        model = keras.Sequential([keras.layers.Input((8,)), *dense])
-        model.compile("sgd", "mse")
-        return model
-
-    model = made("float64", "float64")
-    with pytest.warns(AutoprecWarning, match="gains nothing by mixed_bfloat16.* is float64"):
-        apply(BF16, model)
-    model.compile("sgd", "mse")
-    assert low_precision(layer_units(made("float64"))) == "policy float64: dense"
-    apply(BF16, made("float64", "float32"))
 
 
 def test_restore_puts_everything_back():

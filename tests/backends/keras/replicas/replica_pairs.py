@@ -54,6 +54,7 @@ def on(replicas: Any, recipe: Recipe, build: Callable[[], Any]) -> tuple[Any, An
     keras.utils.set_random_seed(3)
     if replicas is None:
         model = build()
+        model.run_eagerly = True  # what replicas are compared with needs no graph
     else:
         with replicas.scope():
             model = build()
@@ -80,11 +81,16 @@ def fit(model: Any, precision: Any, samples: int, **arguments: Any) -> list[floa
 
 def fits_are_equal(recipe: Recipe, samples: int, build: Any, atol: float = 1e-5) -> list[Any]:
     pairs = both(recipe, build)
+    trained_alike(pairs, samples, atol)
+    return [precision for _, precision in pairs]
+
+
+def trained_alike(pairs: list[tuple[Any, Any]], samples: int, atol: float = 1e-5) -> None:
+    """Train both models of `both` on as many samples, and find the same in both."""
     losses = [fit(model, precision, samples) for model, precision in pairs]
     np.testing.assert_allclose(losses[1], losses[0], atol=atol, rtol=0)
     assert_equal(pairs[0][0], pairs[1][0], atol)
     assert pairs[0][1].steps == pairs[1][1].steps
-    return [precision for _, precision in pairs]
 
 
 def net(**optimizer: Any) -> Callable[[], Any]:

@@ -26,6 +26,7 @@ from tests.backends.keras.replicas.replica_pairs import (
     net,
     on,
     sgd,
+    trained_alike,
 )
 
 
@@ -38,8 +39,9 @@ def fit_trains_like_one_process() -> None:
 
 @case
 def an_uneven_last_batch_counts_every_sample_alike() -> None:
+    pairs = both(Recipe(batch_size=16), net())
     for samples in (44, 42, 41, 37, 33):  # the last batch has 12, 10, 9, 5 and 1
-        fits_are_equal(Recipe(batch_size=16), samples, net())
+        trained_alike(pairs, samples)
 
 
 @case
@@ -53,16 +55,11 @@ def an_uneven_last_batch_with_regularisation() -> None:
 
 
 @case
-def several_steps_per_execution_are_not_taken() -> None:
-    recipe = Recipe(batch_size=16, knobs={"steps_per_execution": 2})
+def a_step_is_not_compiled_nor_are_several_taken_per_execution() -> None:
+    recipe = Recipe(batch_size=16, compile=True, knobs={"steps_per_execution": 2})
     _, precision = fits_are_equal(recipe, 48, net())
     assert precision.model.steps_per_execution == 1
     assert any("steps_per_execution stays 1" in note for note in precision.warnings)
-
-
-@case
-def a_step_is_not_compiled() -> None:
-    _, precision = fits_are_equal(Recipe(batch_size=16, compile=True), 48, net())
     assert not precision.model.jit_compile
     assert any(note.startswith("not compiled") for note in precision.warnings)
 
@@ -94,25 +91,18 @@ def padded_batches_train_like_unpadded_ones_in_one_process() -> None:
 
 
 @case
-def accumulation_trains_like_one_process() -> None:
+def accumulation_that_spans_epochs_trains_like_one_process() -> None:
     recipe = Recipe(batch_size=8, accumulation_steps=4)
-    one, two = fits_are_equal(recipe, 96, net())
+    one, two = fits_are_equal(recipe, 80, net())
     assert (one.recipe.accumulation_steps, two.recipe.accumulation_steps) == (4, 2)
-    assert (two.global_batch_size, two.steps) == (16, 6)
-
-
-@case
-def what_is_left_of_an_accumulation_is_flushed_when_fit_ends() -> None:
-    recipe = Recipe(batch_size=8, accumulation_steps=4)
-    _, precision = fits_are_equal(recipe, 80, net())
-    assert precision.steps == 5  # ten micro-batches by two
+    assert (two.global_batch_size, two.steps) == (16, 5)  # ten micro-batches by two
 
 
 @case
 def clipping_limits_the_gradient_of_the_whole_batch() -> None:
     for clip in ({"global_clipnorm": 0.05}, {"clipnorm": 0.05}, {"clipvalue": 0.01}):
-        for recipe in (Recipe(batch_size=16), Recipe(batch_size=8, accumulation_steps=4)):
-            fits_are_equal(recipe, 64, net(**clip))
+        fits_are_equal(Recipe(batch_size=16), 64, net(**clip))
+    fits_are_equal(Recipe(batch_size=8, accumulation_steps=4), 64, net(clipnorm=0.05))
 
 
 @case

@@ -33,10 +33,11 @@ def loop(model: Any, precision: Any, x: Any, y: Any, strategy: Any = None) -> li
         precision.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    @tf.function
     def train(batch: Any) -> Any:
         return strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)
 
+    if strategy.num_replicas_in_sync > 1:  # what replicas are compared with needs no graph
+        train = tf.function(train)
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
     return [float(train(b)) for b in strategy.experimental_distribute_dataset(batches)]
 

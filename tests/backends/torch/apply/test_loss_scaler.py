@@ -354,3 +354,13 @@ def test_a_closure_under_a_loss_scale_is_refused() -> None:
     for given in ((lambda: 0.0,), ()):
         with pytest.raises(UsageError, match="LBFGS was given a closure under a loss scale"):
             scaler.step(optimizer, *given, **({} if given else {"closure": lambda: 0.0}))
+
+
+def test_a_closure_of_none_is_none() -> None:
+    model = mlp()
+    scaler = LossScaler("cpu", LossScale(initial=8.0))
+    scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+    before = [each.detach().clone() for each in model.parameters()]
+    scaler.step(torch.optim.SGD(model.parameters(), lr=0.1), None)  # as accelerate does
+    changed = zip(model.parameters(), before, strict=True)
+    assert not all(torch.equal(now, then) for now, then in changed)

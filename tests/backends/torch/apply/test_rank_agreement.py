@@ -24,7 +24,7 @@ from autoprec.core.profile import schema_of
 from autoprec.core.recipe import Distributed, LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
-from autoprec.hardware.observe import observe
+from autoprec.hardware.probes.observe import observe
 from autoprec.profiles import save_profile
 from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 from tests.backends.torch.distributed.joined import on_two_ranks

@@ -84,8 +84,12 @@ def test_a_session_that_would_time_eager_code_fails_instead(
     assert not torch._dynamo.config.fail_on_recompile_limit_hit
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # Inductor's own import
-def test_a_proof_traces_compiled_code_however_often_it_builds_the_model() -> None:
+def test_a_proof_traces_compiled_code_however_often_it_builds_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dynamo alone stands for the compiler: its limit is met, whatever makes code of its graphs."""
+    surgeon = TorchSurgeon(compile_backend="eager")
+    monkeypatch.setattr("autoprec.backends.torch.apply.surgeon.TorchSurgeon", lambda: surgeon)
     task = Task("t", build, data, loss_fn=nn.functional.mse_loss)
     tracer = torch_tracer(task, device="cpu", seed=0, report=lambda phase, step: None)
     compiled = Recipe(batch_size=4, compile=True)

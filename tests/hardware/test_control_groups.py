@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoprec.hardware.probes.memory import Limits, read_limits
+from autoprec.hardware.control_groups import Limits, read_limits
 from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
 MEMINFO = {"/proc/meminfo": "MemTotal:  16777216 kB\nMemFree: 1 kB\n"}

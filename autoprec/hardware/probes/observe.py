@@ -17,8 +17,7 @@ from autoprec.hardware.probes.apple import probe_apple
 from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.probes.frameworks import find_frameworks
 from autoprec.hardware.probes.intel import probe_intel
-from autoprec.hardware.probes.nvidia import probe_nvidia
-from autoprec.hardware.probes.nvidia_presence import nvidia_expected
+from autoprec.hardware.probes.nvidia import nvidia_expected, probe_nvidia
 from autoprec.hardware.probes.other_accelerators import probe_other_accelerators
 from autoprec.hardware.probes.tpu import probe_tpu
 
@@ -77,9 +76,9 @@ def observe(
 ) -> MachineObservation:
     """Run every probe on `machine`, by default this one. Accelerators come first, the CPU last."""
     machine = machine or LocalMachine()
-    found = [_run(probe, machine, on_wait) for probe in _PROBES]
-    devices = [device for seen in found for device in seen.devices]
-    notes = [note for seen in found for note in seen.notes]
+    findings = [_run(probe, machine, on_wait) for probe in _PROBES]
+    devices = [device for seen in findings for device in seen.devices]
+    notes = [note for seen in findings for note in seen.notes]
     if not any(device.kind is DeviceKind.CPU for device in devices):
         devices.append(Observation(kind=DeviceKind.CPU))
     no_notes: tuple[str, ...] = ()
@@ -95,7 +94,7 @@ def observe(
         devices=tuple(devices),
         frameworks=frameworks,
         notes=tuple(notes),
-        unusable=tuple(each for seen in found for each in seen.unusable),
+        unusable=tuple(each for seen in findings for each in seen.unusable),
         system=f"{machine.system} {machine.architecture}".strip(),
         python=machine.python,
     )
@@ -161,7 +160,7 @@ def _within_time_limit(
 
 
 def is_device_kind(text: str) -> bool:
-    """Tell whether a text names devices here, as "cuda" and "cuda:1" do, and not a family."""
+    """Return whether a text names devices here, as "cuda" and "cuda:1" do, and not a family."""
     return text.strip().lower().partition(":")[0] in [kind.value for kind in DeviceKind]
 
 

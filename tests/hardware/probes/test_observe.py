@@ -13,12 +13,12 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import Unusable
 from autoprec.errors import UsageError
-from autoprec.hardware import observe as observing
 from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.observe import _PROBES as PROBES
-from autoprec.hardware.observe import observe, select
 from autoprec.hardware.probes import Findings
+from autoprec.hardware.probes import observe as observing
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot
+from autoprec.hardware.probes.observe import _PROBES as PROBES
+from autoprec.hardware.probes.observe import observe, select
 from benchmarks.recordings.machine_recorder import Recorder
 from benchmarks.recordings.machine_replay import Expectation, Package, RecordedMachine
 from benchmarks.recordings.machine_replay import synthetic_machine as machine
@@ -315,7 +315,7 @@ def test_asking_about_packages_imports_no_framework():
     import sys
 
     script = (
-        "import sys; from autoprec.hardware.observe import observe; observe();"
+        "import sys; from autoprec.hardware.probes.observe import observe; observe();"
         "print([n for n in ('torch', 'tensorflow', 'keras', 'jax', 'optuna') if n in sys.modules])"
     )
     done = subprocess.run(
