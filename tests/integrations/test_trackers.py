@@ -36,6 +36,33 @@ def test_checks_during_training_are_logged_by_their_updates() -> None:
     assert last == (9, watch(fault=1.0, outputs=0.5, gradient=0.9, vanished=0.1))
 
 
+def test_a_writer_gets_each_number_at_its_update(tmp_path: Path) -> None:
+    class Writer:
+        """Does what of a SummaryWriter is used."""
+
+        def __init__(self) -> None:
+            self.scalars: list[tuple[str, float, int]] = []
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.scalars.append((name, value, step))
+
+        def add_text(self, name: str, value: str, step: int) -> None:
+            pass
+
+        def get_logdir(self) -> str:
+            return str(tmp_path)
+
+        def flush(self) -> None:
+            pass
+
+    writer = Writer()
+    log_to(writer, PROFILE, watched=WATCHED)
+    found = [each for each in writer.scalars if each[0] == "autoprec/watch/outputs"]
+    assert found == [("autoprec/watch/outputs", 0.01, 1), ("autoprec/watch/outputs", 0.5, 9)]
+    (page,) = tmp_path.glob("*.report.html")
+    assert "its outputs are 50 % away; warn" in page.read_text(encoding="utf-8")
+
+
 def watch(**numbers: float) -> dict[str, float]:
     return {f"autoprec/watch/{name}": value for name, value in numbers.items()}
 
