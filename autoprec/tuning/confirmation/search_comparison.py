@@ -25,6 +25,12 @@ def searched_ratio(trials: Trials, recipe: Recipe, baseline: Recipe) -> Ratio | 
     return Ratio(ratio, ratio * low, ratio * high, 1)
 
 
+def is_far_slower(trials: Trials, recipe: Recipe, other: Recipe) -> bool:
+    """Return whether a recipe was slower than another by more than a disturbance explains."""
+    searched = searched_ratio(trials, other, recipe)
+    return searched is not None and searched.ratio > SPEED.out_of_line_factor
+
+
 def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -> str:
     """Say why the final rounds cannot be believed, "" where they can; `best` may be chosen."""
     if trials.rehearsed:

@@ -41,6 +41,7 @@ from autoprec.tuning.confirmation.race import time_race
 from autoprec.tuning.confirmation.search_comparison import (
     far_slower_rival,
     inconsistencies,
+    is_far_slower,
     searched_ratio,
     why_baseline,
 )
@@ -197,8 +198,7 @@ class _Confirmation:
     def _race(self, winner: ProvenRecipe) -> TimedRounds | None:
         """Return rounds of the baseline, the winner and its rivals; None where there are none.
 
-        They are those of the race where all of them ran in it, or what stands for them did, and as
-        many as the winner ran.
+        They are the race's, as many as the winner ran, if all or what stands for them ran in it.
         """
         rivals = [
             recipe
@@ -215,9 +215,8 @@ class _Confirmation:
         if not rivals or self._is_late():
             return None
         self.job.listener(Stage("confirmation", "the winner and simpler recipes"))
-        trials, runner = self.search.trials, self.runner
         try:
-            timed = time_race(self.job, recipes, trials, runner, self._is_late)
+            timed = time_race(self.job, recipes, self.search.trials, self.runner, self._is_late)
         except FinalistFailed as failed:
             if failed.recipe not in rivals:
                 raise
@@ -248,7 +247,10 @@ class _Confirmation:
                 steps = [step for step in steps if step.key() != off]
 
     def _may_be_chosen(self, recipe: Recipe, winner: ProvenRecipe) -> bool:
-        """Say whether a rival of the winner may be chosen: it needs no proof of its own."""
+        """Say whether a rival may be chosen: it may be as fast, and needs no proof of its own."""
+        raced = known_finalist(recipe, winner.recipe, self.search.finalists)
+        if raced is None and is_far_slower(self.search.trials, recipe, winner.recipe):
+            return False
         if recipe.policy is winner.recipe.policy:
             return True
         verdict = _exact_verdict(recipe, winner)

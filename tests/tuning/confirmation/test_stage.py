@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from factories import steady
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
@@ -63,7 +64,7 @@ def test_the_rounds_before_a_failure_are_kept(
             return super().run(rounds, running)
 
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Failing)
-    lost = attempt(search, [proven(FAST[64])])
+    lost = attempt(with_close_rival(search), [proven(FAST[64])])
     assert isinstance(lost, FinalistLost)
     raced = (PLAIN, FAST[64], replace(PLAIN, batch_size=64))
     assert lost.measured.keys() == {recipe.key() for recipe in raced}
@@ -245,6 +246,18 @@ def test_what_there_was_no_time_to_confirm_is_not_chosen(
     assert in_time or "no time left to confirm" in result.choice.reason
 
 
+def with_close_rival(search: SearchResult) -> SearchResult:
+    """The search, with float32 at the winner's batch two thirds as fast as the winner."""
+    rate = FakeTiming.rate(FAST[64]) / 1.5
+    history = tuple(
+        replace(o, measurement=steady(64 / rate, 64.0))
+        if search.trials.space.recipe(o.point).key() == ALIKE.key()
+        else o
+        for o in search.trials.history
+    )
+    return replace(search, trials=replace(search.trials, history=history))
+
+
 def raced(search: SearchResult, stage: type[FakeTiming], *recipes: Recipe) -> SearchResult:
     """The search with three rounds of a race between these at the stage's rates."""
     finalists = tuple(Finalist(each, (stage.rate(each),) * 3) for each in recipes)
@@ -283,8 +296,18 @@ def test_where_another_was_proven_than_raced_beside_its_rivals_it_does_so_now(
     search: SearchResult, contests: list[tuple[Recipe, ...]]
 ) -> None:
     far = replace(FAST[64], batch_size=16)
-    result = confirmed(raced(search, FakeTiming, PLAIN, far, FAST[64]), [proven(FAST[64])])
+    race = raced(with_close_rival(search), FakeTiming, PLAIN, far, FAST[64])
+    result = confirmed(race, [proven(FAST[64])])
     assert contests == [(PLAIN, FAST[64], ALIKE)] * 2
+    assert result.choice.recipe == FAST[64]
+
+
+def test_a_rival_that_was_far_slower_in_the_search_does_not_race(
+    search: SearchResult, contests: list[tuple[Recipe, ...]]
+) -> None:
+    far = replace(FAST[64], batch_size=16)
+    result = confirmed(raced(search, FakeTiming, PLAIN, far, FAST[64]), [proven(FAST[64])])
+    assert contests == [(PLAIN, FAST[64], ALIKE)]
     assert result.choice.recipe == FAST[64]
 
 
