@@ -48,6 +48,9 @@ class KeptBuffers:
     def __init__(self, root: nn.Module, device_type: str) -> None:
         self._root, self._device_type = weakref.ref(root), device_type
         self._owners = [_buffers_of(module) for module in root.modules()]
+        #: Until an update was made: where each owner's module has its attributes, and the flags and
+        #: numbers among them before the step.
+        self._flags = [_Flags(module.__dict__) for module in root.modules()]
         self._buffers, self._frozen = TensorCopies(), TensorCopies()
         self._frozen.follow(frozen_in(root))
         self._held = KeptState(root)
@@ -68,6 +71,7 @@ class KeptBuffers:
         """Drop the copies, and hear no more of the model's forward passes."""
         _KEPT.discard(self)
         self._owners, self._buffers, self._frozen = [], TensorCopies(), TensorCopies()
+        self._flags = []
         self._held.forget()
 
     def note_loss(self, loss_fn: Any) -> None:
@@ -88,6 +92,8 @@ class KeptBuffers:
             if _is_traced():
                 return
             self._save()
+        for flags in self._flags:
+            flags.save()
         self.in_step = self._saw_forward = True
 
     def before_called(self, model: nn.Module) -> None:
@@ -111,17 +117,25 @@ class KeptBuffers:
                 each._held.after_skip(all_of_it=all_of_it)
 
     def _drop_new_buffers(self) -> None:
-        """Drop what the step registered: the next one registers it anew."""
+        """Drop what a first step registered, and the flags that say so: the next one does it anew.
+
+        What is registered later, where flags are not known, stays.
+        """
         known = {(id(kept.owner), kept.name) for kept in self._buffers.kept}
-        for owner in self._owners:
-            for name in [name for name in owner if (id(owner), name) not in known]:
+        for owner, flags in zip(self._owners, self._flags, strict=False):
+            new = [name for name in owner if (id(owner), name) not in known]
+            for name in new:
                 del owner[name]
+            if new:
+                flags.put_back()
 
     def after_update(self, *, stepped: bool) -> None:
         """End the step, skipped or not: the next forward pass belongs to another one."""
         self._buffers.after_update()
         self._frozen.after_update()
         self._held.after_update(stepped=stepped)
+        if stepped:
+            self._flags = []
         if not self._saw_forward:
             self._save()
         self.in_step = self._saw_forward = False
@@ -132,6 +146,27 @@ class KeptBuffers:
         self._frozen.take()
         self._held.save()
 
+
+class _Flags:
+    """A module's flags and numbers, such as the one that says that a buffer was registered."""
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self._attributes = attributes
+        self._before: dict[str, Any] = {}
+        self.save()
+
+    def save(self) -> None:
+        """Note them as they are."""
+        self._before = {
+            name: value for name, value in self._attributes.items() if type(value) in _PLAIN
+        }
+
+    def put_back(self) -> None:
+        """Set them as they were noted."""
+        self._attributes.update(self._before)
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 _KEPT: weakref.WeakSet[KeptBuffers] = weakref.WeakSet()
 

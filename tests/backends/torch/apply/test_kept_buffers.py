@@ -73,11 +73,26 @@ class Registering(nn.Module):
         return made
 
 
-def test_buffers_that_a_skipped_first_step_makes_are_made_anew() -> None:
+class Flagged(Registering):
+    """Remembers by a flag that it did so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_built = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_built:
+            self.register_buffer("average", torch.zeros(3))
+            self.is_built = True
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Registering, Flagged])
+def test_buffers_that_a_skipped_first_step_makes_are_made_anew(kind: type[Registering]) -> None:
     results = []
     for data in (samples(4, overflowing=[0, 2]), [samples(4)[i] for i in (1, 3)]):
         torch.manual_seed(0)
-        model = Registering()
+        model = kind()
         precision = apply(FIXED, model, adam(model))
         for batch in data:
             step(precision, model, batch)
