@@ -1,8 +1,8 @@
 """What a tuning is doing now, in one line, and about how long it will take.
 
-The time left is an estimate from the trials so far: a search ends after about a dozen, a proof
-takes 200 steps or a minute. Comparison and confirmation are a few recipes in a few rounds, each of
-which opens a session for each recipe; on a CPU the confirmation starts a process for it, too.
+The time left is an estimate from the trials so far: a search ends after about sixteen, a proof
+takes 200 steps or a minute. Comparison and confirmation open a session for a few recipes, which
+take turns; on a CPU each round of the confirmation does so in new processes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from autoprec.tuning.events import (
     TrialStarted,
 )
 
-_EXPECTED_TRIALS = 12
-_EXPECTED_PROOF_STEPS, _MAX_PROOF_SECONDS = 200, 60.0
-_EXPECTED_TURNS = {"reranking": 5 * SPEED.min_rounds, "confirmation": 4 * SPEED.min_rounds}
+_EXPECTED_TRIALS = 16
+_EXPECTED_PROOF_STEPS, _MIN_PROOF_SECONDS, _MAX_PROOF_SECONDS = 200, 8.0, 60.0
+_RACING, _RACE_ROUNDS = 6, 8
+_CONFIRMED, _CONFIRMATION_TURNS = 3, 5
+#: A session's opening beside its warm-up; a turn has a step that is not counted.
+_OPENING_SECONDS, _TURN_OVERHEAD = 1.0, 1.5
 _STAGE_ORDER = ("search", "reranking", "proof", "confirmation")
 
 
@@ -45,7 +48,7 @@ class StatusLine:
         self._stage, self._activity, self._phase = "", "starting", ""
         self._recipes, self._trials = 0, 0
         self._best_ratio, self._proof_seconds = 0.0, 0.0
-        self._turn_seconds, self._worker_seconds = 0.0, 0.0
+        self._turn_seconds, self._ready_seconds, self._worker_seconds = 0.0, 0.0, 0.0
         self._show_speeds = True
         self._weights_in = ""
 
@@ -94,11 +97,10 @@ class StatusLine:
         self._search_seconds += self._clock() - self._trial_began
         measured = event.outcome.measurement
         if measured is not None and event.outcome.rate >= event.best:
-            self._proof_seconds = min(
-                _MAX_PROOF_SECONDS, _EXPECTED_PROOF_STEPS * measured.step_seconds
-            )
-            turn = max(SPEED.turn_seconds, measured.step_seconds)
-            self._turn_seconds = turn + measured.warmup_seconds
+            proof = _EXPECTED_PROOF_STEPS * measured.step_seconds
+            self._proof_seconds = max(_MIN_PROOF_SECONDS, min(_MAX_PROOF_SECONDS, proof))
+            self._turn_seconds = _TURN_OVERHEAD * max(SPEED.turn_seconds, measured.step_seconds)
+            self._ready_seconds = _OPENING_SECONDS + measured.warmup_seconds
 
     @property
     def text(self) -> str:
@@ -115,12 +117,13 @@ class StatusLine:
             return limited
         expected = max(self._trials + 1, min(self._recipes or _EXPECTED_TRIALS, _EXPECTED_TRIALS))
         search = self._search_seconds * expected / self._trials
-        turn, new = self._turn_seconds, self._worker_seconds
+        turn, ready, new = self._turn_seconds, self._ready_seconds, self._worker_seconds
         takes = {
             "search": search,
-            "reranking": _EXPECTED_TURNS["reranking"] * turn,
+            "reranking": new + _RACING * (ready + _RACE_ROUNDS * turn),
             "proof": self._proof_seconds,
-            "confirmation": _EXPECTED_TURNS["confirmation"] * (turn + new),
+            "confirmation": SPEED.min_rounds
+            * (new + _CONFIRMED * (ready + _CONFIRMATION_TURNS * turn)),
         }
         here = _STAGE_ORDER.index(self._stage)
         left = max(0.0, takes[self._stage] - (now - self._stage_began))

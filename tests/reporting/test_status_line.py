@@ -59,14 +59,17 @@ def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
     for _ in range(4):
         trial(now, clock, 2.0)
         left.append(now.seconds_left())
-    # Twelve trials of 2 s, 200 steps of 0.1 s, 15 turns of 1.15 s and 12 in new processes of 2 s.
-    turns, processes = 27 * 1.15, 24.0
-    rest = 20.0 + turns + processes
-    assert left == pytest.approx([22.0 + rest, 20.0 + rest, 18.0 + rest, 16.0 + rest])
+    # Sixteen trials of 2 s, 200 steps of 0.1 s, turns of 0.15 s and half as much again, processes
+    # of 2 s and sessions of 1 s with a warm-up of 1 s: six that take eight turns, and in each of
+    # three rounds three that take five.
+    race = 2.0 + 6 * (2.0 + 8 * 0.225)
+    confirmation = 3 * (2.0 + 3 * (2.0 + 5 * 0.225))
+    rest = 20.0 + race + confirmation
+    assert left == pytest.approx([30.0 + rest, 28.0 + rest, 26.0 + rest, 24.0 + rest])
     for name in ("reranking", "proof", "confirmation"):
         now(Stage(name))
         left.append(now.seconds_left())
-    assert left[-3:] == pytest.approx([rest, rest - 15 * 1.15, 12 * 1.15 + processes])
+    assert left[-3:] == pytest.approx([rest, rest - race, confirmation])
     clock.now += 60.0
     assert now.seconds_left() == 0.0
 
