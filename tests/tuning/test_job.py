@@ -12,6 +12,7 @@ import pytest
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.recipe import Recipe
 from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
@@ -51,8 +52,8 @@ def test_others_on_the_device_are_told_of_once(others: int, notes: int) -> None:
 def test_on_an_accelerator_each_worker_has_a_context_of_its_own(
     kind: DeviceKind, fit: bool
 ) -> None:
-    findings = cast(Any, SimpleNamespace(peak_memory_of=lambda recipe: GIB // 4))
-    two = cast(Any, [object(), object()])
+    findings = cast(Any, SimpleNamespace(framework="keras", peak_memory_of=lambda _: GIB // 4))
+    two = [Recipe(batch_size=16), Recipe(batch_size=32)]
     assert fit_in_memory_together(job([], kind, memory_bytes=GIB), two, findings) is fit
     assert fit_in_memory_together(job([], kind, memory_bytes=2 * GIB), two, findings)
 

@@ -100,8 +100,7 @@ class Search:
             if pace <= 0 or abs(math.log(pace)) <= math.log(SPEED.out_of_line_factor):
                 return
         study.forget_trials()
-        said = f"this machine now runs at {about_times(pace)} the speed of the earlier trials"
-        self._job.listener(Note(f"{said}: they are measured again", warning=True))
+        self._job.listener(Note(pace_change_note(pace), warning=True))
 
     def run(self, runner: Runner) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first."""
@@ -231,6 +230,12 @@ class Search:
             said = describe_gain(baseline, (*history, outcome))
             if said:
                 self._job.listener(Note(said))
+
+
+def pace_change_note(pace: float) -> str:
+    """Say that trials of an earlier run do not count, as the machine's speed is another now."""
+    said = f"this machine now runs at {about_times(pace)} the speed of the earlier trials"
+    return f"{said}: they are measured again"
 
 
 def _policies_not_compared(space: Space, history: Sequence[Outcome]) -> tuple[str, ...]:

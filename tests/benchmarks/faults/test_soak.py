@@ -120,7 +120,6 @@ def _child(text: str, code: int) -> SimpleNamespace:
 
 
 def test_a_tuning_says_so_in_the_words_that_the_soak_looks_for() -> None:
-    from autoprec.tuning.search.loop import _pace_change_note
+    from autoprec.tuning.search.loop import pace_change_note
 
-    assert soaked_tuning.MEASURED_AGAIN in _pace_change_note(0.1, again=True)
-    assert soaked_tuning.MEASURED_AGAIN not in _pace_change_note(0.9, again=False)
+    assert soaked_tuning.MEASURED_AGAIN in pace_change_note(0.1)
