@@ -114,7 +114,8 @@ def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
     planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     words = ("--policies", "float32,mixed_bfloat16")
-    assert "cannot be said" in expected(planned(WIDE, "cpu", *words))
+    wide = WIDE.format(batch=1024)
+    assert "cannot be said" in expected(planned(wide, "cpu", *words))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("cache")))
     machine = probe_here(device="cpu")
     version = next(each.version for each in machine.frameworks if each.name == "torch")
@@ -122,7 +123,7 @@ def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
     measured = Measurements("torch", products, 20.0, date="2026-11-24")
     fingerprint = machine.devices[0].facts.fingerprint
     remember(TimedDevice(fingerprint, "torch", version, measured))
-    said = expected(planned(WIDE, "cpu", *words))
+    said = expected(planned(wide, "cpu", *words))
     assert "cannot be said" not in said
     assert "by mixed_bfloat16: float32 takes at least" in said
 

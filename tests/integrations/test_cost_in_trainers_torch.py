@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autoprec
 from autoprec import Policy, Recipe
+from autoprec.backends.torch.apply import loop_checks
 from autoprec.core.recipe import LossScale
 from tests.integrations.trainings import (
     Training,
@@ -97,6 +99,12 @@ def test_a_loss_scale_waits_for_the_device_once(
     assert waits[1] - waits[0] == 1
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the loops of earlier tests, whose first steps were never made: each looks at ours."""
+    monkeypatch.setattr(loop_checks, "_WATCHING", weakref.WeakSet())
+
+
 @contextmanager
 def own_calls() -> Iterator[Counter[str]]:
     """Count the calls of autoprec's own functions, and those that it makes itself.
@@ -118,6 +126,7 @@ def own_calls() -> Iterator[Counter[str]]:
         sys.setprofile(before)
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("recipe", "most"), [(BFLOAT16, 80), (FLOAT16, 240)], ids=["bfloat16", "float16"]
 )

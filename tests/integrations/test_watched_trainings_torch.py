@@ -57,7 +57,7 @@ class Drowning(Losing):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         if self.training:
-            self.size.mul_(1.6).clamp_(max=300.0)
+            self.size.mul_(1.6).clamp_(max=3000.0)
         return self.last((self.first(pixels.flatten(1)) + self.size) - self.size)
 
 
