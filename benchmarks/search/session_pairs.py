@@ -37,7 +37,7 @@ ARMS = (
     ("resnet", "mixed_bfloat16", 64),
 )
 WAYS = ("together", "kept", "given back")
-PAIRS, TURNS, TURN_SECONDS = 4, 12, 0.15
+PAIRS, TURNS, TURN_SECONDS = 3, 12, 0.15
 _PAUSE = 0.02
 #: A median absolute deviation times this is a normal distribution's standard deviation.
 _DEVIATIONS = 1.4826
