@@ -96,8 +96,9 @@ class Assumptions:
     """With fewer rounds no signed ranks give 95 %."""
 
     turns_over_processes: float = 2.0
-    """Turns of a process differ by 4 to 20 %, and processes beyond that by 0 to 4 %, measured on
-    pairs of sessions of three recipes on a Xeon with AMX: taken as half as much."""
+    """Turns of a pair of sessions differ by 3 to 13 %, and pairs beyond that by 0.3 to 4 %, measured
+    on three recipes on a Xeon with AMX (benchmarks/search/session_pairs.py): taken as half as
+    much, which is the most."""
 
     sharp_width: float = 0.04
     """An interval that is no wider needs no further round."""

@@ -47,9 +47,9 @@ _PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
 def shares_worker(job: TuningJob, recipe: Recipe, framework: str) -> bool:
     """Say whether sessions of other recipes may be open in the recipe's process.
 
-    What another session frees changes the speed of one that gives its own memory back, and not of
-    one that keeps it: in pairs of processes, alone and beside float32, three recipes on a Xeon with
-    AMX differed by 1.2 +- 1.8, 3.5 +- 3.1 and 0.4 +- 0.9 per cent.
+    What another session frees changes the speed of one that gives its own memory back, and hardly
+    that of one that keeps it: beside float32, three recipes on a Xeon with AMX were faster by 3.1,
+    18.4 and 4.3 per cent, and by -0.9, 2.5 and -2.9 (benchmarks/search/session_pairs.py).
     """
     if not job.on_cpu or any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS):
         return False
