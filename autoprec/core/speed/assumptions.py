@@ -96,9 +96,9 @@ class Assumptions:
     """With fewer rounds no signed ranks give 95 %."""
 
     turns_over_processes: float = 2.0
-    """Turns of a pair of sessions differ by 3 to 13 %, and pairs beyond that by 0.3 to 4 %, measured
-    on three recipes on a Xeon with AMX (benchmarks/search/session_pairs.py): taken as half as
-    much, which is the most."""
+    """Turns of a pair of sessions differ by 3 to 13 %, and pairs beyond that by 0.3 to 4 %, as
+    measured on three recipes on a Xeon with AMX (benchmarks/search/session_pairs.py). So much more
+    turns differ at least."""
 
     sharp_width: float = 0.04
     """An interval that is no wider needs no further round."""
