@@ -229,22 +229,13 @@ class _Confirmation:
         return len(finalists[0].rates) >= min(SPEED.min_rounds, self.job.options.rounds)
 
     def _time_every_part(self, recipe: Recipe) -> TimedRounds:
-        """Time the chosen recipe again, next to all that lie between it and the baseline.
-
-        One of those that fails is left out.
-        """
+        """Time the chosen recipe again, next to all that lie between it and the baseline."""
         self.job.listener(Stage("confirmation", "each part of the speed-up by itself"))
         steps = [step.recipe for step in switch_off_in_turn(recipe, self._baseline)]
         present = self.ablations.present
         steps += [] if present in (None, recipe) else [present]
-        while True:
-            try:
-                return self._time([recipe, *steps], self.job.options.rounds)
-            except FinalistFailed as failed:
-                off = failed.recipe.key()
-                if off in (recipe.key(), self._baseline.key()):
-                    raise
-                steps = [step for step in steps if step.key() != off]
+        parts = [step for step in steps if step.key() != self._baseline.key()]
+        return self._time_with([recipe, self._baseline], parts, self.job.options.rounds)
 
     def _may_be_chosen(self, recipe: Recipe, winner: ProvenRecipe) -> bool:
         """Say whether a rival may be chosen: it may be as fast, and needs no proof of its own."""
@@ -338,12 +329,23 @@ class _Confirmation:
 
         parts = self.ablations.parts(recipe, winner.step_seconds)
         rounds = 2 * self.job.options.rounds
-        try:
-            return self._time([self._baseline, recipe, *parts], rounds, running)
-        except FinalistFailed as failed:
-            if failed.recipe not in parts:
-                raise
-            return self._time([self._baseline, recipe], rounds, running)
+        return self._time_with([self._baseline, recipe], parts, rounds, running)
+
+    def _time_with(
+        self,
+        recipes: Sequence[Recipe],
+        parts: Sequence[Recipe],
+        rounds: int,
+        running: SelectRemaining = keep_all,
+    ) -> TimedRounds:
+        """Time recipes beside `parts` of a speedup; a part that fails is left out."""
+        while True:
+            try:
+                return self._time([*recipes, *parts], rounds, running)
+            except FinalistFailed as failed:
+                if failed.recipe not in parts:
+                    raise
+                parts = [each for each in parts if each != failed.recipe]
 
     def _is_decided(self, ran: int, ratio: Ratio) -> bool:
         """Say whether more rounds of the choice would change nothing.
@@ -372,14 +374,8 @@ class _Confirmation:
         def in_time(finalists: tuple[Finalist, ...]) -> Collection[int]:
             return () if self._is_late() else running(finalists)
 
-        return time_interleaved(
-            self.job,
-            recipes,
-            rounds,
-            self.search.trials,
-            self.runner,
-            in_time,
-        )
+        trials, runner = self.search.trials, self.runner
+        return time_interleaved(self.job, recipes, rounds, trials, runner, in_time)
 
 
 def _is_no_gain(ratio: Ratio) -> bool:

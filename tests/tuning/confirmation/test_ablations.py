@@ -324,4 +324,5 @@ def test_what_the_user_trains_with_may_fail(
     monkeypatch.setattr(FakeTiming, "failing", (yours.key(),))
     result = confirmed(search, [proven(FAST[64])])
     assert result.speedup is not None
+    assert result.speedup_same_batch is not None
     assert result.present is None
