@@ -133,7 +133,8 @@ KIND_OF = {
     "hang": FailureKind.TIMEOUT,
     "nan": FailureKind.NONFINITE,
 }
-ALLOWED_SECONDS = 2.0
+#: How long a rank that hangs is waited for, and one that a busy machine makes slow.
+ALLOWED_SECONDS, PATIENT_SECONDS = 2.0, 30.0
 FAULTS = 50
 DRAWS = random.Random(31)
 
@@ -166,21 +167,22 @@ def mark() -> Iterator[str]:
 def test_one_ranks_fault_is_the_jobs_and_named(
     fault: dict[str, object], mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    allowed = ALLOWED_SECONDS if fault["kind"] == "hang" else PATIENT_SECONDS
     for phase in ("start", "load", "build", "describe"):
-        monkeypatch.setitem(timeouts.PHASE_TIMEOUT_SECONDS, phase, ALLOWED_SECONDS)
+        monkeypatch.setitem(timeouts.PHASE_TIMEOUT_SECONDS, phase, allowed)
     task = tmp_path / "ranks.py"
     task.write_text(TASK)
     settings = WorkerSettings(
         task,
         nproc=int(str(fault["world"])),
-        step_seconds=ALLOWED_SECONDS,
+        step_seconds=allowed,
         environment={MARK: mark, "FAULT": json.dumps(fault)},
     )
     group = RankGroup(settings)
     began = time.monotonic()
     with pytest.raises(WorkerFailure) as info:
         train(group)
-    assert time.monotonic() - began < ALLOWED_SECONDS + 30
+    assert time.monotonic() - began < allowed + 30
     assert not any(worker.alive for worker in group._workers)
     failure = info.value
     who = f"rank {fault['rank']} of {fault['world']}: "
