@@ -34,7 +34,7 @@ TASK = '''
 import json, os, socket, time
 from simulated import SimulatedModel, backend
 
-FAULT = json.loads(os.environ["FAULT"])
+FAULT = json.loads(os.environ["AUTOPREC_TEST_FAULT"])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 PEERS = []
@@ -176,7 +176,7 @@ def test_one_ranks_fault_is_the_jobs_and_named(
         task,
         nproc=int(str(fault["world"])),
         step_seconds=allowed,
-        environment={MARK: mark, "FAULT": json.dumps(fault)},
+        environment={MARK: mark, "AUTOPREC_TEST_FAULT": json.dumps(fault)},
     )
     group = RankGroup(settings)
     began = time.monotonic()
@@ -210,7 +210,9 @@ def test_without_a_fault_the_job_trains(mark: str, tmp_path: Path) -> None:
     task = tmp_path / "ranks.py"
     task.write_text(TASK)
     fault = {"rank": -1, "phase": "none", "kind": "none", "after": 0}
-    settings = WorkerSettings(task, nproc=3, environment={MARK: mark, "FAULT": json.dumps(fault)})
+    settings = WorkerSettings(
+        task, nproc=3, environment={MARK: mark, "AUTOPREC_TEST_FAULT": json.dumps(fault)}
+    )
     group = RankGroup(settings)
     train(group)
     group.close()
