@@ -260,8 +260,8 @@ def numerics(setting: Setting) -> Rows:
     only = DRY_ZOO if setting.quick else []
     jobs = jobs_of(ZOO, only, ZOO_SEEDS, ("confusion",), setting.where)
     random.Random(0).shuffle(jobs)  # those that are reached stand for the whole
-    reached = 0
-    for found in judged(jobs, min(8, os.cpu_count() or 1), ZOO_SECONDS, verdicts_or_why):
+    processes, reached = min(8, os.cpu_count() or 1, len(jobs)), 0
+    for found in judged(jobs, processes, ZOO_SECONDS, verdicts_or_why):
         reached += 1
         yield from found["confusion"]
     yield {"tasks": reached, "of": len(jobs)}
