@@ -82,7 +82,7 @@ class Ablations:
         """Return what lies between a recipe and the baseline, as far as time and memory allow.
 
         What the result is told over always runs: float32 with the recipe's settings, plain float32
-        at its batch, and what the user trains with already. So does all, if every part is asked for.
+        at its batch, and what the user trains with already; if asked for, so does every part.
         """
         plain = self.search.baseline
         steps = switch_off_in_turn(recipe, plain)

@@ -138,7 +138,7 @@ class InterleavedTiming:
         )
 
     def _time_round(self, order: Sequence[int], *, backwards: bool) -> Mapping[int, Measurement]:
-        """Time each recipe once, or as often as new processes are worth; every other time in turn."""
+        """Time each recipe once, or as often as new processes are worth, there and back."""
         turns: dict[int, list[Measurement]] = {index: [] for index in order}
         began, count = time.monotonic(), 1
         while (ran := len(turns[order[0]])) < count:

@@ -16,11 +16,9 @@ from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation import ablations, interleaved_timing
-from autoprec.tuning.events import Event
 from autoprec.tuning.stage_results import (
     SearchResult,
 )
-from autoprec.tuning.time_limit import Deadline
 from tests.tuning.fake_timing import (
     FAST,
     JOB,
