@@ -35,6 +35,7 @@ from autoprec.reports import check_report_path, report
 from autoprec.tracking import log_to
 from autoprec.tuning.options import Arguments, Options, takes
 from autoprec.verifying import check_profile, verify
+from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
     from autoprec.core.fleet.node_types import FleetResult
@@ -83,13 +84,12 @@ def tune(given: Arguments) -> Profile:
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.ranks import check_device_choice
-    from autoprec.workers.task_file import check_task_path
 
     check_device_choice(given.device, given.chosen.nproc)
-    path = check_task_path(given.task)
-    output = check_output(given.chosen.output or default_path(path), path)
+    source = given.source
+    output = check_output(given.chosen.output or default_path(source.path), source.path)
     listen = given.listener or (Notebook() if in_notebook() else silent)
-    profile = _run_here(tuner.tune, path, given, listen)
+    profile = _run_here(tuner.tune, source, given, listen)
     place = save_result(profile, output)
     if place != output:
         listen(Note(kept_beside(output, place), warning=True))
@@ -109,14 +109,14 @@ def answer_quickly(given: Arguments) -> str:
     from autoprec.tuning import tuner
     from autoprec.tuning.events import silent
     from autoprec.tuning.ranks import check_device_choice
-    from autoprec.workers.task_file import check_task_path
 
     check_device_choice(given.device, given.chosen.nproc)
-    path = check_task_path(given.task)
-    return _run_here(tuner.answer_quickly, path, given, given.listener or silent)
+    return _run_here(tuner.answer_quickly, given.source, given, given.listener or silent)
 
 
-def _run_here(work: Callable[[TuningJob], T], path: Path, given: Arguments, listen: Listener) -> T:
+def _run_here(
+    work: Callable[[TuningJob], T], source: TaskSource, given: Arguments, listen: Listener
+) -> T:
     """Work on the task with the best device here that its framework can drive."""
     from autoprec.tuning.events import Note
     from autoprec.tuning.job import Target, TuningJob
@@ -140,9 +140,9 @@ def _run_here(work: Callable[[TuningJob], T], path: Path, given: Arguments, list
             unusable=unusable,
             peers=peers_of(facts, machine.facts),
         )
-        return work(TuningJob(path, target, chosen, listen))
+        return work(TuningJob(source, target, chosen, listen))
 
-    journal = chosen.storage or default_journal(path)
+    journal = chosen.storage or default_journal(source.path)
     with trials_kept(journal, lambda text: listen(Note(text))):
         best = machine.facts[:1] if device else machine.facts
         return _on_first_usable(best, work_on, listen)
@@ -159,9 +159,8 @@ def plan(given: Arguments) -> Plan:
     from autoprec.tuning import plan
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
-    from autoprec.workers.task_file import check_task_path
 
-    path, device = check_task_path(given.task), given.device
+    source, device = given.source, given.device
     listen = given.listener or silent
     family = (
         None
@@ -179,7 +178,7 @@ def plan(given: Arguments) -> Plan:
         known = [each for each in known if each.observation == found[0]]
     unusable = () if device else machine.unusable
     target = Target(cpu, machine.software, lambda known: known, unusable)
-    job = TuningJob(path, target, given.chosen, listen)
+    job = TuningJob(source, target, given.chosen, listen)
     made = plan.plan(job, known, _reference_device)
     told = () if family is not None else (*machine.notes, *(each.text for each in unusable))
     return replace(made, notes=(*made.notes, *told))
@@ -212,7 +211,7 @@ def _on_first_usable(
 
 
 def tune_fleet(
-    task: str | Path,
+    task: str | Path | TaskSource,
     *,
     ray: str | None = None,
     slurm: Sequence[str] = (),
@@ -232,15 +231,15 @@ def tune_fleet(
     from autoprec.fleet.driver import tune_fleet as tune_with
     from autoprec.fleet.journals import default_output
     from autoprec.tuning.ranks import check_device_choice
-    from autoprec.workers.task_file import check_task_path
 
-    path, chosen = check_task_path(task), options or Options()
+    source = task if isinstance(task, TaskSource) else read_source(task)
+    chosen = options or Options()
     check_device_choice(device, chosen.nproc)
     if (ray is None) == (not slurm):
         raise UsageError("give either `ray`, an address, or `slurm`, names of partitions")
     job = FleetJob(
-        task=path,
-        output=Path(output or chosen.output or default_output(path)).absolute(),
+        task=source,
+        output=Path(output or chosen.output or default_output(source.path)).absolute(),
         options=chosen,
         listener=listener or (lambda name, event: None),
         device=device,

@@ -19,6 +19,7 @@ from autoprec.hardware.probes.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
 from autoprec.tuning.options import Options
+from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
     from autoprec.core.profile_claims import Verification
@@ -76,7 +77,7 @@ def _best_fit(
 
 def verify(
     profile: str | Path | Profile,
-    task: str | Path | None = None,
+    task: str | Path | TaskSource | None = None,
     *,
     device: str | None = None,
     rounds: int = Options.rounds,
@@ -97,7 +98,6 @@ def verify(
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.ranks import check_device_choice, peers_of
-    from autoprec.workers.task_file import check_task_path
 
     made = profile if isinstance(profile, Profile) else load_profile(profile)
     ranks = made.recipe.distributed
@@ -109,7 +109,7 @@ def verify(
         engine="ddp" if ranks is None or ranks.engine == "mirrored" else ranks.engine,
     )
     check_device_choice(device, options.nproc)
-    path = check_task_path(task or _task_of(made, profile))
+    source = task if isinstance(task, TaskSource) else read_source(task or _task_of(made, profile))
     listen = listener or silent
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     software, unusable = _software(machine, made)
@@ -121,7 +121,7 @@ def verify(
     for warning in fit.warnings:
         listen(Note(warning, warning=True))
     target = Target(facts, software, lambda known: known, peers=peers_of(facts, machine.facts))
-    return verification.verify(TuningJob(path, target, options, listen), made)
+    return verification.verify(TuningJob(source, target, options, listen), made)
 
 
 def _task_of(made: Profile, profile: str | Path | Profile) -> Path:

@@ -23,6 +23,7 @@ import contextlib, inspect, io, json, sys
 import autoprec.api as api
 from autoprec.cli import main
 from autoprec.fleet.messages import Request, TaskPlace, request_from_line, request_to_line
+from autoprec.workers.task_source import TaskSource
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import UsageError
@@ -50,7 +51,8 @@ def outcome(function, *arguments, **named):
 
 tuner.tune = reached
 task = sys.argv[1]
-place, kind = TaskPlace(Path(task), "", Path(task).parent), Fingerprint(DeviceKind.CPU, "", "", 1)
+place = TaskPlace(TaskSource(Path(task)), "", Path(task).parent)
+kind = Fingerprint(DeviceKind.CPU, "", "", 1)
 sent = request_to_line(Request(place, Options(patience=3), kind, None))
 print(json.dumps({
     "help": outcome(main, ["tune", "--help"]),

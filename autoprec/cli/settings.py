@@ -18,7 +18,8 @@ def add_settings(
     for each in settings_of(options):
         if each.group not in groups:
             groups[each.group] = parser.add_argument_group(each.group)
-        add_setting(groups[each.group], each)
+        if each.flag != "--":  # what follows that is no option's
+            add_setting(groups[each.group], each)
     return groups
 
 

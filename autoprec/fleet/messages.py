@@ -19,13 +19,14 @@ from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError, UsageError
 from autoprec.tuning.events import Event
 from autoprec.tuning.options import Options
+from autoprec.workers.task_source import TaskSource
 
 
 @dataclass(frozen=True)
 class TaskPlace:
-    """Where a task is on every node: its file, the digest of its code, the folder to run in."""
+    """Where a task is on every node: its source, the digest of its code, the folder to run in."""
 
-    task: Path
+    task: TaskSource
     digest: str
     folder: Path
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceFacts
@@ -25,6 +24,7 @@ from autoprec.workers.cpu_contention import PATIENCE_SECONDS, ContentionMonitor
 from autoprec.workers.memory_limit import memory_budget
 from autoprec.workers.rank_group import RankGroup, start_workers
 from autoprec.workers.runner import Runner
+from autoprec.workers.task_source import TaskSource
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TuningJob:
     tuning must have ended. `surveyed` is what the task's description says of its batches.
     """
 
-    task: Path
+    task: TaskSource
     target: Target
     options: Options
     listener: Listener

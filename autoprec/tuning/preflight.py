@@ -146,7 +146,9 @@ def _first_step_error(
     job: TuningJob, failure: WorkerFailure, where: str = "", hint: str = ""
 ) -> AutoprecError:
     if failure.kind in (FailureKind.USER_ERROR, FailureKind.DATA_ERROR) and failure.frames:
-        message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}{hint}"
+        message = (
+            f"{where}{failure.message}{_missing_file_hint(job.task.path, failure.message)}{hint}"
+        )
         raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())

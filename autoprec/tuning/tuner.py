@@ -45,7 +45,7 @@ from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
-from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_digest import source_digest
 
 #: What a quick answer searches for: with start, first step and probe it comes in half a minute.
 QUICK_SEARCH_SECONDS = 15.0
@@ -54,7 +54,7 @@ QUICK_SEARCH_SECONDS = 15.0
 def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
-    digest = task_digest(job.task)
+    digest = source_digest(job.task)
     with _lock(job):
         job = with_deadline(job)
         study = _open_study(job, digest)
@@ -85,7 +85,7 @@ def answer_quickly(job: TuningJob) -> str:
     limit = min(job.options.search_limit or QUICK_SEARCH_SECONDS, QUICK_SEARCH_SECONDS)
     job = with_deadline(replace(job, options=replace(job.options, search_limit=limit)))
     with _lock(job):
-        study = _open_study(job, task_digest(job.task))
+        study = _open_study(job, source_digest(job.task))
         with contextlib.closing(study), job.runner() as runner:
             job.listener(Stage("start", "loading the task in a worker"))
             job = with_memory(job, load_task(job, runner).memory)
@@ -170,17 +170,17 @@ def _open_study(job: TuningJob, digest: str) -> Study:
     from autoprec.tuning.study.samplers import sampler_of
 
     name = study_name(
-        job.task.stem,
+        job.task.path.stem,
         digest,
         job.target.facts.fingerprint,
         job.target.software,
         job.options.identity(),
         *(() if job.checkpoint is None else (job.checkpoint,)),
     )
-    storage = job.options.storage or default_journal(job.task)
+    storage = job.options.storage or default_journal(job.task.path)
     sampler_of(job.options.sampler, job.options.seed)  # refused before anything is measured
     study = Study(storage, name, fresh=job.options.fresh)
-    path = str(job.task.resolve())
+    path = str(job.task.path.resolve())
     if study.recall(TASK_PATH, str) != path:
         study.remember(TASK_PATH, path)
     return study

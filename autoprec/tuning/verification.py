@@ -31,7 +31,7 @@ from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.tuner import with_memory
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
-from autoprec.workers.task_digest import task_digest, whole_digest
+from autoprec.workers.task_digest import source_digest, whole_digest
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _judge_gain(stated: Gain, found: Ratio | None) -> Claim:
 def _changes(job: TuningJob, profile: Profile) -> tuple[str, ...]:
     """Say what the task has in other form than when it was tuned."""
     found = []
-    if profile.task.sha256 not in (task_digest(job.task), whole_digest(job.task)):
+    if profile.task.sha256 not in (source_digest(job.task), whole_digest(job.task.path)):
         found.append(f"{job.task.name} has changed since this profile was made")
     started = profile.evidence.checkpoint
     if started is not None and job.checkpoint != started:

@@ -31,6 +31,7 @@ from autoprec.fleet.messages import (
 from autoprec.tuning.events import Described, Started, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_source import TaskSource
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
@@ -55,7 +56,7 @@ def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def place(simulated: Callable[..., Path], tmp_path: Path) -> TaskPlace:
     task = simulated(**FAST)
-    return TaskPlace(task, task_digest(task), tmp_path)
+    return TaskPlace(TaskSource(task), task_digest(task), tmp_path)
 
 
 def request_for(place: TaskPlace, **fields: Any) -> Request:
@@ -94,7 +95,7 @@ def test_a_probe_tells_device_software_and_version(place: TaskPlace) -> None:
 
 
 def test_a_node_without_the_task_or_with_another_one_has_a_problem(place: TaskPlace) -> None:
-    gone = replace(place, task=Path("/nowhere/model.py"))
+    gone = replace(place, task=TaskSource(Path("/nowhere/model.py")))
     assert "/nowhere/model.py is not there" in probe(gone, "cpu").problem
     other = replace(place, digest="0" * 64)
     assert "is another version" in probe(other, "cpu").problem
@@ -174,7 +175,7 @@ def test_a_device_of_another_type_is_not_tuned(place: TaskPlace) -> None:
 
 
 def test_the_users_error_arrives_as_it_is(place: TaskPlace) -> None:
-    place.task.write_text("def build_model(): return 1\n")
+    place.task.path.write_text("def build_model(): return 1\n")
     _, ended = tune(request_for(place))
     assert isinstance(ended, TaskError)
 
@@ -235,7 +236,7 @@ def test_the_program_answers_a_probe_in_one_line(place: TaskPlace, tmp_path: Pat
 
 
 def test_the_program_ends_when_its_driver_has_ended(place: TaskPlace, tmp_path: Path) -> None:
-    place.task.write_text(f"import time\ntime.sleep(600)\n{place.task.read_text()}")
+    place.task.path.write_text(f"import time\ntime.sleep(600)\n{place.task.path.read_text()}")
     with program("tune", request_for(place), tmp_path) as running:
         assert running.stdin is not None
         assert running.stdout is not None
