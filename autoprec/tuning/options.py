@@ -321,7 +321,7 @@ class Options:
 class Arguments(Options):
     """A task, how it is tuned (by single settings, or by `options`), where, and who listens."""
 
-    task: str | Path | TaskSource = field(kw_only=False)
+    task: Any = field(kw_only=False)
     script: bool = Setting(False).says(
         "run the file as a script, even if it defines build_model as a task file does"
     )

@@ -33,7 +33,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError
-from autoprec.workers.task_file import load_task
+from autoprec.workers.factory import load_source
 from autoprec.workers.task_source import TaskSource
 
 #: What the task's tracer is asked for, which is told under the same names.
@@ -78,7 +78,7 @@ class Service:
         """Run the task file and find its framework by what build_model returns."""
         self._report("load", 0)
         weights = None if checkpoint is None else Path(checkpoint)
-        task = replace(load_task(source.path), checkpoint=weights, place=place)
+        task = replace(load_source(source), checkpoint=weights, place=place)
         self._report("build", 0)
         name = registry.owner(task.build_model())
         backend = registry.load(name)

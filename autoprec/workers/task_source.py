@@ -64,6 +64,11 @@ def read_source(
     `script` takes a file for a script whatever it defines. Raises `UsageError` for what cannot be,
     and as `check_task_path` does.
     """
+    if not isinstance(given, str | Path):
+        raise UsageError(
+            f"a {type(given).__name__} given, expected the path of a file here: 'task.py', "
+            "'train.py' or 'train.py:build'"
+        )
     place, function = _split(given)
     words = tuple(arguments)
     path = check_task_path(place)
