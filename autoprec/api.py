@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autoprec import probing
 from autoprec.applying import apply_profile, distribute
-from autoprec.backends.capture import check_objects
+from autoprec.backends.capture import check_objects, is_factory
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
@@ -78,16 +78,16 @@ def tune(given: Arguments) -> Profile:
     a loop, a trainer, a compiled model; see docs/tune-what-exists.md), which travel to the workers.
     The settings are those of docs/reference.md (`autoprec tune --help` has them, too), given one by
     one or, instead, as `options`. The profile is written to `output`, by default next to the task
-    file (of objects: in the working directory); an inconclusive one is written beside a conclusive one that is there. `listener` is called
-    with every event; without one a notebook shows a status line, and anything else is silent (as a
-    notebook is with `autoprec.tuning.events.silent`). Where the measurements contradict each other,
-    float32 is kept and `evidence.inconclusive` says why. Raises `TaskError` for what is wrong with
-    the task, `NoFeasibleRecipe` if nothing that was asked for passes, `UsageError` for wrong
-    arguments.
+    file (of objects: in the working directory); an inconclusive one is written beside a conclusive
+    one that is there. `listener` is called with every event; without one a notebook shows a status
+    line, and anything else is silent (as a notebook is with `autoprec.tuning.events.silent`). Where
+    the measurements contradict each other, float32 is kept and `evidence.inconclusive` says why.
+    Raises `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing that was asked
+    for passes, `UsageError` for wrong arguments.
     """
     if isinstance(given.task, str | Path | TaskSource):
         return _tune(given, default_path(given.source.path))
-    if not callable(given.task):
+    if not is_factory(given.task):
         check_objects(given.task, name="autoprec.tune")
     with sent(given.task, cache_folder()) as path:
         found = replace(given, task=TaskSource(path))

@@ -5,7 +5,9 @@ Which it is, the modules of the types say: no framework and no trainer is import
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +36,11 @@ def task_of(objects: Any, *, name: str) -> Task:
 def check_objects(objects: Any, *, name: str) -> None:
     """Raise `UsageError` for objects that no task can be made of; do not look into them."""
     _recognised(objects, name)
+
+
+def is_factory(objects: Any) -> bool:
+    """Say whether objects are a function that returns them, rather than a model or a trainer."""
+    return inspect.isroutine(objects) or isinstance(objects, functools.partial)
 
 
 def _recognised(objects: Any, name: str) -> tuple[str, str, Sequence[Any], Mapping[str, Any]]:

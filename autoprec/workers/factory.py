@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from autoprec.backends.capture import task_of
+from autoprec.backends.capture import is_factory, task_of
 from autoprec.backends.protocol import Task
 from autoprec.core.codec import did_you_mean
 from autoprec.errors import TaskError
@@ -34,7 +34,7 @@ def load_source(source: TaskSource) -> Task:
 
 def _made_of(objects: Any, name: str) -> Task:
     """Make a task of objects, or of what a function returns; its own exceptions are raised on."""
-    if not inspect.isroutine(objects):
+    if not is_factory(objects):
         return task_of(objects, name=name)
     try:
         inspect.signature(objects).bind()

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autoprec.backends.capture import is_factory
 from autoprec.errors import TaskError, UsageError
 
 SUFFIX = ".pickle"
@@ -67,7 +68,7 @@ def receive(path: Path) -> Any:
 
 def name_of(objects: Any) -> str:
     """Return what a task of objects is called: by the function, else by the model's class."""
-    if inspect.isroutine(objects):
+    if is_factory(objects):
         return str(getattr(objects, "__name__", "task")).strip("<>")
     given = list(objects.values()) if isinstance(objects, Mapping) else objects
     if isinstance(given, list | tuple) and given:
