@@ -56,6 +56,8 @@ def splittable(
     in which they are compared; each is put on the model's `device` for that. The task `autocasts`
     where it opens an autocast of its own.
     """
+    if task.fixed_batch:
+        return Splitting(False, task.fixed_batch, fixed=True)
     first = samples.count(given[0])
     if first < 2 or first % 2:
         return Splitting(False, f"a batch of {first} samples has no halves")
