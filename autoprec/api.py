@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autoprec import probing
 from autoprec.applying import apply_profile, distribute
+from autoprec.backends.capture import check_objects, is_factory
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
@@ -29,12 +30,14 @@ from autoprec.hardware.name_lookup import (
 )
 from autoprec.hardware.probes.observe import is_device_kind
 from autoprec.hardware.probes.observe import select as select_devices
+from autoprec.measurement_cache import cache_folder
 from autoprec.probing import device_fingerprint, probe
 from autoprec.profiles import default_path, kept_beside, load_folder, load_profile, save_result
 from autoprec.reports import check_report_path, report
 from autoprec.tracking import log_to
 from autoprec.tuning.options import Arguments, Options, takes
 from autoprec.verifying import check_profile, verify
+from autoprec.workers.sent_objects import sent
 from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
@@ -69,17 +72,30 @@ __all__ = [
 
 @takes(Arguments)
 def tune(given: Arguments) -> Profile:
-    """Measure, prove and choose the recipe for a task file; write its profile and return it.
+    """Measure, prove and choose the recipe for a task; write its profile and return it.
 
+    The task is a file, or objects: a function without arguments, or what it would return (parts of
+    a loop, a trainer, a compiled model; see docs/tune-what-exists.md), which travel to the workers.
     The settings are those of docs/reference.md (`autoprec tune --help` has them, too), given one by
     one or, instead, as `options`. The profile is written to `output`, by default next to the task
-    file; an inconclusive one is written beside a conclusive one that is there. `listener` is called
-    with every event; without one a notebook shows a status line, and anything else is silent (as a
-    notebook is with `autoprec.tuning.events.silent`). Where the measurements contradict each other,
-    float32 is kept and `evidence.inconclusive` says why. Raises `TaskError` for what is wrong with
-    the task, `NoFeasibleRecipe` if nothing that was asked for passes, `UsageError` for wrong
-    arguments.
+    file (of objects: in the working directory); an inconclusive one is written beside a conclusive
+    one that is there. `listener` is called with every event; without one a notebook shows a status
+    line, and anything else is silent (as a notebook is with `autoprec.tuning.events.silent`). Where
+    the measurements contradict each other, float32 is kept and `evidence.inconclusive` says why.
+    Raises `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing that was asked
+    for passes, `UsageError` for wrong arguments.
     """
+    if isinstance(given.task, str | Path | TaskSource):
+        return _tune(given, default_path(given.source.path))
+    if not is_factory(given.task):
+        check_objects(given.task, name="autoprec.tune")
+    with sent(given.task, cache_folder()) as path:
+        found = replace(given, task=TaskSource(path))
+        return _tune(found, default_path(Path.cwd() / path.name))
+
+
+def _tune(given: Arguments, default_output: Path) -> Profile:
+    """Tune a task, and write its profile where it is wanted."""
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
@@ -87,14 +103,14 @@ def tune(given: Arguments) -> Profile:
 
     check_device_choice(given.device, given.chosen.nproc)
     source = given.source
-    output = check_output(given.chosen.output or default_path(source.path), source.path)
+    output = check_output(given.chosen.output or default_output, source.path)
     listen = given.listener or (Notebook() if in_notebook() else silent)
     profile = _run_here(tuner.tune, source, given, listen)
     place = save_result(profile, output)
     if place != output:
         listen(Note(kept_beside(output, place), warning=True))
         if listen is silent:
-            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=3)
+            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=4)
     return profile
 
 

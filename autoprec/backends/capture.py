@@ -5,8 +5,10 @@ Which it is, the modules of the types say: no framework and no trainer is import
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoprec.backends import registry
@@ -25,16 +27,34 @@ _EXPECTED = (
 
 def task_of(objects: Any, *, name: str) -> Task:
     """Make a task of objects; `UsageError` says what was given where they are none of these."""
+    module, function, given, named = _recognised(objects, name)
+    capture = importlib.import_module(f"autoprec.backends.{module}")
+    task: Task = getattr(capture, function)(*given, **named, name=name)
+    return task
+
+
+def check_objects(objects: Any, *, name: str) -> None:
+    """Raise `UsageError` for objects that no task can be made of; do not look into them."""
+    _recognised(objects, name)
+
+
+def is_factory(objects: Any) -> bool:
+    """Say whether objects are a function that returns them, rather than a model or a trainer."""
+    return inspect.isroutine(objects) or isinstance(objects, functools.partial)
+
+
+def _recognised(objects: Any, name: str) -> tuple[str, str, Sequence[Any], Mapping[str, Any]]:
+    """Return the module, the function and the arguments that make a task of objects."""
     if isinstance(objects, Mapping):
         return _of_parts(_named(objects, name), name)
     given = objects if isinstance(objects, tuple | list) else (objects,)
     if len(given) == 1 and _is_a(given[0], "transformers", "Trainer"):
-        return _made("torch.capture", "from_transformers", given, name)
+        return "torch.capture", "from_transformers", given, {}
     if 2 <= len(given) <= 3 and any(_is_a(given[0], each, "Trainer") for each in _LIGHTNING):
-        return _made("torch.capture", "from_lightning", given, name)
+        return "torch.capture", "from_lightning", given, {}
     framework = _framework(given[0]) if given else ""
     if framework == "keras" and 2 <= len(given) <= 4:
-        return _made("keras.capture", "from_keras", given, name)
+        return "keras.capture", "from_keras", given, {}
     if framework == "torch" and len(given) == len(_PARTS):
         return _of_parts(dict(zip(_PARTS, given, strict=True)), name)
     raise UsageError(f"{name}: {_described(objects)} given, expected {_EXPECTED}")
@@ -51,21 +71,15 @@ def _named(objects: Mapping[Any, Any], name: str) -> Mapping[str, Any]:
     return objects
 
 
-def _of_parts(parts: Mapping[str, Any], name: str) -> Task:
+def _of_parts(
+    parts: Mapping[str, Any], name: str
+) -> tuple[str, str, Sequence[Any], Mapping[str, Any]]:
     if _framework(parts["model"]) != "torch":
         raise UsageError(
             f"{name}: the model is {_described(parts['model'])}, expected a torch.nn.Module beside "
             "an optimizer, a loader and a step; of Keras give (compiled model, x, y)"
         )
-    capture = importlib.import_module("autoprec.backends.torch.capture")
-    task: Task = capture.from_parts(**parts, name=name)
-    return task
-
-
-def _made(module: str, function: str, given: Any, name: str) -> Task:
-    capture = importlib.import_module(f"autoprec.backends.{module}")
-    task: Task = getattr(capture, function)(*given, name=name)
-    return task
+    return "torch.capture", "from_parts", (), parts
 
 
 def _framework(model: object) -> str:

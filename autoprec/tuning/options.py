@@ -321,7 +321,7 @@ class Options:
 class Arguments(Options):
     """A task, how it is tuned (by single settings, or by `options`), where, and who listens."""
 
-    task: str | Path | TaskSource = field(kw_only=False)
+    task: Any = field(kw_only=False)
     script: bool = Setting(False).says(
         "run the file as a script, even if it defines build_model as a task file does"
     )
@@ -329,11 +329,7 @@ class Arguments(Options):
         "of a script, tune its Nth call of fit or train (default: {default})"
     )
     arguments: Read[Iterable[str], tuple[str, ...]] = Setting(
-        (),
-        "ARG ...",
-        option="--",
-        read_as=_read_words,
-        expected='a list of texts such as ["--lr", "1e-3"]',
+        (), "ARG ...", option="--", read_as=_read_words, expected='texts such as ["--lr", "1e-3"]'
     ).says("a script's own arguments, after everything else")
     device: str | None = Setting(None, "KIND[:INDEX]").says(
         "cpu, cuda, rocm, xpu, mps or tpu (default: the best one here); with --plan also, by name, "
@@ -345,8 +341,6 @@ class Arguments(Options):
     @property
     def source(self) -> TaskSource:
         """Return what is tuned, checked; see `read_source`."""
-        if isinstance(self.task, TaskSource):
-            return self.task
         return read_source(self.task, arguments=self.arguments, at=self.at, script=self.script)
 
     @property

@@ -104,7 +104,7 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
         raise _first_step_error(job, failure) from failure
     if loaded.found:
         seconds = loaded.start_seconds
-        job.listener(Note(f"found {loaded.found}; the script took {seconds:.1f} s to get there"))
+        job.listener(Note(f"found {loaded.found}; its own start took {seconds:.1f} s"))
     for note in loaded.notes:
         job.listener(Note(note))
     check_engine(loaded.framework, job.options.engine, job.options.nproc)

@@ -104,11 +104,11 @@ def _start(job: TuningJob, runner: Runner) -> tuple[TuningJob, str]:
 
 
 def _tell_start_ups(job: TuningJob, seconds: float) -> None:
-    """Say what running the script anew in every worker has cost."""
-    if job.task.script:
+    """Say what running the user's script or function anew in every worker has cost."""
+    if not job.task.plain:
         spent, count = sum(job.start_ups), len(job.start_ups)
         workers = "one worker" if count == 1 else f"{count} workers"
-        said = f"the script's own start took {spent:.0f} s of {seconds:.0f} s, in {workers}"
+        said = f"its own start took {spent:.0f} s of {seconds:.0f} s, in {workers}"
         job.listener(Note(said))
 
 

@@ -7,6 +7,7 @@ converted by the type hints here. In the worker the same class does the work wit
 from __future__ import annotations
 
 import gc
+import time
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,8 @@ from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError, UsageError
 from autoprec.workers.captured_task import describe_captured, fingerprint_of, optimizer_of
+from autoprec.workers.factory import load_source
 from autoprec.workers.parked_script import ReachedCall, ServeHere, run_script
-from autoprec.workers.task_file import load_task
 from autoprec.workers.task_source import TaskSource
 
 #: What the task's tracer is asked for, which is told under the same names.
@@ -103,8 +104,12 @@ class Service:
                 ),
             )
         self._report("load", 0)
-        task = replace(load_task(source.path), checkpoint=weights, place=place)
-        return self._take(task, device)
+        began = time.monotonic()
+        task = replace(load_source(source), checkpoint=weights, place=place)
+        if source.plain:
+            return self._take(task, device)
+        seconds = time.monotonic() - began
+        return self._take(task, device, ReachedCall(source.name, "", seconds, lambda: task))
 
     def _take(self, task: Task, device: str, call: ReachedCall | None = None) -> LoadedTask:
         """Take the task to serve it, and say what the tuner learns of it."""

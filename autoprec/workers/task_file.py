@@ -60,7 +60,7 @@ def load_task(path: Path) -> Task:
     Its folder goes on sys.path and the module is registered under its stem, so that imports from
     its folder and pickling work. Raises `TaskError`, or `UserCodeError` if the file's code raises.
     """
-    module = _run(path)
+    module = run_file(path)
     required = {
         name: _defined_function(module, path, name) for name in ("build_model", "build_data")
     }
@@ -153,7 +153,8 @@ def _can_be_called_as(name: str, function: Any) -> bool:
     return True
 
 
-def _run(path: Path) -> ModuleType:
+def run_file(path: Path, arguments: Sequence[str] = ()) -> ModuleType:
+    """Run a file as a module, with the arguments in sys.argv; raises as `load_task` does."""
     folder, name = str(path.parent), path.stem
     if name in sys.modules or name in sys.stdlib_module_names:
         raise TaskError(
@@ -165,14 +166,14 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, folder)
     sys.modules[name] = module
-    sys.argv = [str(path)]
+    sys.argv = [str(path), *arguments]
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise TaskError(describe_syntax_error(path, error)) from error
     except SystemExit as error:
         raise TaskError(
-            f"{path.name} called sys.exit({error.code!r}) while it was imported; a task file only "
+            f"{path.name} called sys.exit({error.code!r}) while it was imported; here it only "
             "defines functions: put what runs under `if __name__ == '__main__':`"
         ) from error
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autoprec.errors import UsageError
 from autoprec.workers.local_modules import module_file, nodes_of, parsed
@@ -57,13 +58,20 @@ class TaskSource:
 
 
 def read_source(
-    given: str | Path, *, arguments: Iterable[str] = (), at: int = 1, script: bool = False
+    given: Any, *, arguments: Iterable[str] = (), at: int = 1, script: bool = False
 ) -> TaskSource:
     """Return what `given` names: "task.py", "train.py" or "train.py:build", checked.
 
     `script` takes a file for a script whatever it defines. Raises `UsageError` for what cannot be,
     and as `check_task_path` does.
     """
+    if isinstance(given, TaskSource):
+        return given
+    if not isinstance(given, str | Path):
+        raise UsageError(
+            f"a {type(given).__name__} given, expected the path of a file here: 'task.py', "
+            "'train.py' or 'train.py:build'"
+        )
     place, function = _split(given)
     words = tuple(arguments)
     path = check_task_path(place)

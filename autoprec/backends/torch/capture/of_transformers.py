@@ -1,10 +1,10 @@
 """A task of a Hugging Face Trainer, or of one of TRL's and others that are subclasses of it.
 
 The loss is that of `compute_loss`, the optimizer that of `create_optimizer`, the loader that of
-`get_train_dataloader` at the batch that is asked for. The loss of a language model is a mean over a micro-batch's own
-tokens: where micro-batches hold different numbers of them, the mean over the update is another one,
-and the description of the task then finds that its batch cannot be split. Nothing of transformers
-is imported.
+`get_train_dataloader` at the batch that is asked for. A language model's loss is a mean over the
+tokens of a micro-batch: where micro-batches hold different numbers of them, the mean over the
+update is another one, and the description of the task then finds that its batch cannot be split.
+Nothing of transformers is imported.
 """
 
 from __future__ import annotations
