@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from autoprec.workers.task_source import TaskSource
 
 _DESCRIPTION = """\
-Train the task's model for a few steps with each plausible precision, batch size and other settings,
-prove that the fastest recipe trains like float32, and write it with its evidence to a profile.
+Train a model for a few steps with each plausible precision, batch size and other settings, prove
+that the fastest recipe trains like float32, and write it with its evidence to a profile.
 
-A task file defines build_model() and build_data(batch_size), and for PyTorch loss_fn(outputs,
-targets) or training_step(model, batch). If it sets BATCH_SIZE, that is kept as the effective batch
+FILE.py is a training script, as it is: it runs up to its own call of Lightning's or Keras's fit or
+Transformers' train, and what that would train is tuned; nothing after the call runs. Or it is a
+task file, which defines build_model() and build_data(batch_size), and for PyTorch loss_fn(outputs,
+targets) or training_step(model, batch). If that sets BATCH_SIZE, it is kept as the effective batch
 size; otherwise the batch size is chosen too.
 """
 
 _EXAMPLES = f"""\
 examples:
+  autoprec tune train.py -- --lr 1e-3             the script with its arguments; train.profile.yaml
+  autoprec tune train.py --at 2                   its second call of fit
   autoprec tune model.py                          write model.profile.yaml
   autoprec tune model.py --batch-sizes 16-512     only powers of two in this range
   autoprec tune model.py --time-limit 120 --json  two minutes in total; the profile as JSON

@@ -52,6 +52,7 @@ class TuningJob:
 
     `memory` is the accelerator's memory as the first worker finds it; by `deadline` the whole
     tuning must have ended. `surveyed` is what the task's description says of its batches.
+    `start_ups` are the seconds that a script took to its training, in each worker so far.
     """
 
     task: TaskSource
@@ -62,6 +63,7 @@ class TuningJob:
     memory: DeviceMemory | None = None
     deadline: Deadline = field(default_factory=Deadline)
     surveyed: int | None = None
+    start_ups: list[float] = field(default_factory=list)
 
     @cached_property
     def memory_bytes(self) -> int | None:
@@ -131,7 +133,7 @@ class TuningJob:
 
     def runner(self) -> Runner:
         """Return a runner with a worker of its own."""
-        return Runner(self.settings(), self.on_progress, self.start)
+        return Runner(self.settings(), self.on_progress, self.start, self.start_ups)
 
     def on_progress(self, phase: str, step: int) -> None:
         """Report a worker's progress to the listener."""

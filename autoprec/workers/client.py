@@ -121,7 +121,7 @@ class Worker:
                     stderr=subprocess.STDOUT,
                     pass_fds=(channel.fileno(), lifeline, status),
                     start_new_session=True,
-                    env=worker_environment(settings.environment),
+                    env=worker_environment(settings.environment, scripts=not settings.task.plain),
                 )
             except BaseException:
                 self._close_descriptors()
@@ -392,8 +392,9 @@ def _exit_code(report: Mapping[str, Any], guard: int | None) -> int | None:
 
 def _without_autoprec_frames(printed: str) -> str:
     """Drop autoprec's own frames from the stacks that faulthandler printed."""
-    package = str(Path(__file__).parents[1]) + os.sep
-    return "\n".join(line for line in printed.splitlines() if f'File "{package}' not in line)
+    left = [f'File "{Path(__file__).parents[1]}{os.sep}', 'File "<frozen ']
+    lines = printed.splitlines()
+    return "\n".join(line for line in lines if not any(each in line for each in left))
 
 
 _SCRIPT = str(Path(__file__).with_name("server.py"))

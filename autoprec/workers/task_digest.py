@@ -61,8 +61,11 @@ def task_digest(path: Path) -> str:
         return whole_digest(path)
 
 
-def source_digest(source: TaskSource) -> str:
-    """Hash what a task's source is: of a task file its code, of others also how they are run."""
+def source_digest(source: TaskSource, fingerprint: str = "") -> str:
+    """Hash what a task's source is: of a task file its code, of others also how they are run.
+
+    `fingerprint` is of what was captured of a script, whose code does not say it all.
+    """
     if source.plain:
         return task_digest(source.path)
     roots = () if source.function is None else (source.function,)
@@ -71,7 +74,7 @@ def source_digest(source: TaskSource) -> str:
         code = _hash(source.path, list(reached.code()))
     except (RecursionError, MemoryError):
         code = whole_digest(source.path)
-    words = [code, source.function or "", str(source.at), *source.arguments]
+    words = [code, fingerprint, source.function or "", str(source.at), *source.arguments]
     return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
 
 

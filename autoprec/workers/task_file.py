@@ -48,7 +48,7 @@ def check_task_path(path: str | Path) -> Path:
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
     except SyntaxError as error:
-        raise TaskError(_describe_syntax_error(file, error)) from error
+        raise TaskError(describe_syntax_error(file, error)) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"{file.name} is not Python source: {error}") from error
     return file.resolve()
@@ -170,7 +170,7 @@ def run_file(path: Path, arguments: Sequence[str] = ()) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise TaskError(_describe_syntax_error(path, error)) from error
+        raise TaskError(describe_syntax_error(path, error)) from error
     except SystemExit as error:
         raise TaskError(
             f"{path.name} called sys.exit({error.code!r}) while it was imported; here it only "
@@ -193,7 +193,8 @@ def run_file(path: Path, arguments: Sequence[str] = ()) -> ModuleType:
     return module
 
 
-def _describe_syntax_error(path: Path, error: SyntaxError) -> str:
+def describe_syntax_error(path: Path, error: SyntaxError) -> str:
+    """Return file, line and text of what is no Python."""
     place = Path(error.filename).name if error.filename else path.name
     line = (error.text or "").strip()
     line = line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + "..."
@@ -238,7 +239,7 @@ def user_frames(error: BaseException) -> str:
         frames = [
             frame
             for frame in stack
-            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen importlib"))
+            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen "))
             and (frame is stack[-1] or not framework.search(frame.filename))
         ]
         if frames and lines:
