@@ -43,6 +43,7 @@ def module_class(package: str) -> type[Any]:
             loss = nn.functional.cross_entropy(self.net(features), targets)
             self.log("loss", loss, prog_bar=True)
             self.log_dict({"epoch": float(self.current_epoch), "rank": float(self.global_rank)})
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
             assert self.trainer.global_step == 0
             return {"loss": loss}
 

@@ -42,7 +42,7 @@ def from_lightning(
     stand_in = TrainerStandIn(trainer, datamodule, module)
     _attach(module, stand_in)
     loader = _only_loader(name, _train_loader(name, stand_in, module, loaders, datamodule))
-    stand_in.use(lambda: loader)
+    stand_in.use_loader(loader)
     batches = _with_hook(rebatch(loader, name), module, datamodule)
     accumulation = trainer.accumulate_grad_batches
     if batches.fixed and accumulation > 1:
@@ -50,14 +50,11 @@ def from_lightning(
             f"the batch is that of the loader, {batches.own}; accumulate_grad_batches="
             f"{accumulation} stays the Trainer's own"
         )
+    optimizer = _only_optimizer(name, module.configure_optimizers())
+    stand_in.use_optimizer(optimizer)
     return task_of_parts(
         name,
-        MasterCopy(
-            name,
-            module,
-            _only_optimizer(name, module.configure_optimizers()),
-            lambda copy: _attach(copy, stand_in),
-        ),
+        MasterCopy(name, module, optimizer, lambda copy: _attach(copy, stand_in)),
         batches,
         _Step(name, module, datamodule),
         accumulation=accumulation,
@@ -115,7 +112,8 @@ def _attach(module: nn.Module, stand_in: TrainerStandIn) -> None:
     """Let a module, and others of Lightning's inside it, find the Trainer, and log nothing."""
     for each in module.modules():
         if hasattr(each, "training_step") and hasattr(each, "automatic_optimization"):
-            vars(each).update(_trainer=stand_in, log=_log_nothing, log_dict=_log_nothing)
+            own = {"log": _log_nothing, "log_dict": _log_nothing, "optimizers": stand_in.optimizer}
+            vars(each).update(own, _trainer=stand_in)
 
 
 def _log_nothing(*args: Any, **kwargs: Any) -> None:
@@ -181,7 +179,9 @@ def _optimizers(configured: Any) -> Iterator[Any]:
 
 
 def _overrides(owner: Any, method: str) -> bool:
-    """Say whether a class of the user's own has the method."""
+    """Say whether an object has a method of the user's own."""
+    if method in getattr(owner, "__dict__", {}):
+        return True
     function = getattr(type(owner), method, None)
     return function is not None and not f"{function.__module__}.".startswith(_PACKAGES)
 
