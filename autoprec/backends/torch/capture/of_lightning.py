@@ -16,7 +16,7 @@ from torch import nn
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared import worker_process
-from autoprec.backends.torch.capture.master_copy import MasterCopy
+from autoprec.backends.torch.capture.master_copy import MasterCopy, whole_of
 from autoprec.backends.torch.capture.parts import task_of_parts
 from autoprec.backends.torch.capture.rebatch import Batches, rebatch
 from autoprec.backends.torch.capture.trainer_stand_in import TrainerStandIn
@@ -54,7 +54,7 @@ def from_lightning(
     stand_in.use_optimizer(optimizer)
     return task_of_parts(
         name,
-        MasterCopy(name, module, optimizer, lambda copy: _attach(copy, stand_in)),
+        MasterCopy(name, module, optimizer, lambda copy: _attach(copy, stand_in), _part(module)),
         batches,
         _Step(name, module, datamodule),
         accumulation=accumulation,
@@ -106,6 +106,25 @@ def _refuse(name: str, trainer: Any, module: Any) -> None:
             f"{title}.{' and '.join(left_out)} is not part of the steps that are tuned: they "
             "compute the loss, go backward and step the optimizer"
         )
+
+
+def _part(module: nn.Module) -> str:
+    """Name the only child with parameters, which is the model; empty where that is the module.
+
+    What a recipe does at the root (compilation, the outputs' dtype, the inputs' layout) happens
+    where the root is called, and a LightningModule itself seldom is.
+    """
+    if next(module.parameters(recurse=False), None) is not None:
+        return ""
+    trained = [
+        (name, child)
+        for name, child in module.named_children()
+        if next(child.parameters(), None) is not None
+    ]
+    if len(trained) != 1 or hasattr(trained[0][1], "_orig_mod"):
+        return ""
+    name, child = trained[0]
+    return "" if type(child).forward is nn.Module.forward else name
 
 
 def _attach(module: nn.Module, stand_in: TrainerStandIn) -> None:
@@ -225,24 +244,28 @@ class _Step:
         }
 
     def __call__(self, model: Any, batch: Any) -> Any:
-        if not hasattr(model, "training_step"):
+        module: Any = whole_of(model)
+        if not hasattr(module, "training_step"):
             raise UsageError(
                 f"{self._name}: a LightningModule is tuned on one device; leave `nproc` out"
             )
+        device = next(model.parameters()).device
+        if module.device != device:  # the model was moved, and what is around it was not
+            module.to(device)
         if isinstance(batch, dict | list):
             batch = batch.copy()  # the module may take items out: batches are trained on again
         if "transfer_batch_to_device" in self._hooks:
-            owner = self._hooks["transfer_batch_to_device"] or model
-            batch = owner.transfer_batch_to_device(batch, model.device, 0)
+            owner = self._hooks["transfer_batch_to_device"] or module
+            batch = owner.transfer_batch_to_device(batch, device, 0)
         if "on_after_batch_transfer" in self._hooks:
-            owner = self._hooks["on_after_batch_transfer"] or model
+            owner = self._hooks["on_after_batch_transfer"] or module
             batch = owner.on_after_batch_transfer(batch, 0)
-        result = model.training_step(*((batch, 0) if self._takes_index else (batch,)))
+        result = module.training_step(*((batch, 0) if self._takes_index else (batch,)))
         loss = result.get("loss") if isinstance(result, Mapping) else result
         if loss is None:
             given = "None" if result is None else f"a dict of {', '.join(map(str, result))}"
             raise TaskError(
-                f"{self._name}: {type(model).__name__}.training_step returned {given}, expected "
+                f"{self._name}: {type(module).__name__}.training_step returned {given}, expected "
                 "the loss, or a dict with 'loss'"
             )
         return loss
