@@ -9,15 +9,15 @@ from autoprec.backends.capture import is_factory, task_of
 from autoprec.backends.protocol import Task
 from autoprec.core.codec import did_you_mean
 from autoprec.errors import TaskError
-from autoprec.workers.sent_objects import SUFFIX, receive
+from autoprec.workers.sent_objects import receive
 from autoprec.workers.task_file import load_task, run_file
 from autoprec.workers.task_source import TaskSource
 
 
 def load_source(source: TaskSource) -> Task:
     """Load a task file, a function of a file, or objects that were sent; raises as `load_task`."""
-    if source.path.suffix == SUFFIX:
-        return _made_of(receive(source.path), source.path.stem)
+    if source.sent:
+        return _made_of(receive(source.path), source.name)
     if source.function is None:
         return load_task(source.path)
     module = run_file(source.path, source.arguments)

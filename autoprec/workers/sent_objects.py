@@ -21,8 +21,7 @@ from typing import Any
 
 from autoprec.backends.capture import is_factory
 from autoprec.errors import TaskError, UsageError
-
-SUFFIX = ".pickle"
+from autoprec.workers.task_source import SENT
 
 MOST_BYTES = 2 * 2**30
 """More than this is data that should be read by the worker."""
@@ -44,7 +43,7 @@ def sent(objects: Any, folder: Path | None) -> Iterator[Path]:
     place = parent / "objects" / digest
     place.mkdir(parents=True, exist_ok=True)
     try:
-        path = place / f"{name}{SUFFIX}"
+        path = place / f"{name}{SENT}"
         path.write_bytes(content)
         yield path
     finally:

@@ -27,6 +27,10 @@ _TRAINING_CALLS = frozenset({"fit", "train", "backward", "apply_gradients"})
 _SIMILARITY_CUTOFF = 0.85
 
 
+SENT = ".pickle"
+"""How the files end that objects travel in."""
+
+
 @dataclass(frozen=True)
 class TaskSource:
     """Where a task comes from: the task file `path`, or what the other fields say of it.
@@ -43,13 +47,20 @@ class TaskSource:
 
     @property
     def name(self) -> str:
-        """Return the file's name, with the function's: "train.py:build"."""
+        """Return the file's name, with the function's: "train.py:build"; of objects their name."""
+        if self.sent:
+            return self.path.stem
         return self.path.name if self.function is None else f"{self.path.name}:{self.function}"
 
     @property
     def plain(self) -> bool:
         """Return whether the file's code alone says what the task is."""
-        return self.function is None and not self.script
+        return self.function is None and not self.script and not self.sent
+
+    @property
+    def sent(self) -> bool:
+        """Return whether the file holds objects of another process; see `sent_objects`."""
+        return self.path.suffix == SENT
 
     def __str__(self) -> str:
         """Return what a command line would say: the path, the function, the arguments."""

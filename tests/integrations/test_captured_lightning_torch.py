@@ -43,6 +43,7 @@ def module_class(package: str) -> type[Any]:
             loss = nn.functional.cross_entropy(self.net(features), targets)
             self.log("loss", loss, prog_bar=True)
             self.log_dict({"epoch": float(self.current_epoch), "rank": float(self.global_rank)})
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
             assert self.trainer.global_step == 0
             return {"loss": loss}
 
@@ -81,12 +82,39 @@ def test_clip_accumulation_and_the_schedules_peak_are_the_tasks() -> None:
     assert {group["lr"] for group in optimizer.param_groups} == {0.3}
 
 
-def test_it_is_described_and_its_module_is_the_model() -> None:
+def test_it_is_described_and_the_only_child_is_the_model() -> None:
     facts = TorchBackend().describe(
         captured(), device="cpu", seed=0, batch_size=32, report=lambda *_: None
     )
     assert facts.batch_size == facts.samples == 32
-    assert "net.first" in [unit.path for unit in facts.units]
+    assert "first" in [unit.path for unit in facts.units]
+
+
+def test_a_module_with_several_children_is_the_model_itself() -> None:
+    class Two(module_class("lightning")):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 3)
+
+    model = captured(module=Two()).build_model()
+    assert {path.partition(".")[0] for path, _ in model.named_parameters()} == {"net", "head"}
+
+
+def test_what_is_around_the_model_moves_with_it() -> None:
+    class Weighted(module_class("lightning")):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.ones(3))
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            assert self.device == self.weight.device == next(self.net.parameters()).device
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1], self.weight)
+
+    task = captured(module=Weighted())
+    model = task.build_model().to("meta")
+    assert task.training_step is not None
+    batch = [torch.zeros(8, 6, device="meta"), torch.zeros(8, device="meta").long()]
+    assert task.training_step(model, batch).device.type == "meta"
 
 
 def test_what_fit_calls_before_it_trains_is_called_once_in_its_order() -> None:

@@ -21,6 +21,9 @@ from autoprec.errors import TaskError, UsageError
 _OF_SCHEDULES = ("step", "_opt_called", "_step_count")
 """What a learning rate's schedule leaves on an optimizer; its `step` is the first optimizer's."""
 
+_WHOLE = "_autoprec_whole"
+"""Where a part holds what it is a part of: not as one of its modules."""
+
 _RATES = ("lr", "initial_lr", "max_lr")
 
 _TASK_FILE = "write a task file, whose build_model() makes the model anew each time"
@@ -29,7 +32,8 @@ _TASK_FILE = "write a task file, whose build_model() makes the model anew each t
 class MasterCopy:
     """What every model and optimizer of a task is a copy of.
 
-    `finish` is called with every copy of the model. Raises `UsageError` for an optimizer that
+    The model of the task may be a `part` of what is copied, which then holds its whole: see
+    `whole_of`. `finish` is called with every whole copy. Raises `UsageError` for an optimizer that
     trains something else than the model, or that steps by a closure.
     """
 
@@ -39,8 +43,9 @@ class MasterCopy:
         model: nn.Module,
         optimizer: Any,
         finish: Callable[[nn.Module], None] | None = None,
+        part: str = "",
     ) -> None:
-        self._name, self._finish = name, finish
+        self._name, self._finish, self._part = name, finish, part
         self._model = unwrap(model).cpu()
         self._optimizer = _raw(optimizer)
         self._check()
@@ -65,18 +70,22 @@ class MasterCopy:
             ) from error
         if self._finish is not None:
             self._finish(model)
-        return model
+        part = model.get_submodule(self._part)
+        if part is not model:
+            vars(part)[_WHOLE] = model
+        return part
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a copy of the optimizer that trains `model`, a copy of the model."""
         copied = dict(unwrap(model).named_parameters())
+        own_part = self._model.get_submodule(self._part)
         memo: dict[int, Any] = {
-            id(parameter): copied[path] for path, parameter in self._model.named_parameters()
+            id(parameter): copied[path] for path, parameter in own_part.named_parameters()
         }
         optimizer: torch.optim.Optimizer = object.__new__(type(self._optimizer))
         memo[id(self._optimizer)] = optimizer
-        own = {k: v for k, v in vars(self._optimizer).items() if k not in _OF_SCHEDULES}
-        vars(optimizer).update(copy.deepcopy(own, memo))
+        kept = {k: v for k, v in vars(self._optimizer).items() if k not in _OF_SCHEDULES}
+        vars(optimizer).update(copy.deepcopy(kept, memo))
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and key != "step":
@@ -93,7 +102,7 @@ class MasterCopy:
                 "there are (AdamW, SGD, ...): a closure runs the forward pass several times in one "
                 "update, which loss scaling cannot follow"
             )
-        known = {id(parameter) for parameter in self._model.parameters()}
+        known = {id(parameter) for parameter in self._model.get_submodule(self._part).parameters()}
         trained = [p for group in self._optimizer.param_groups for p in group["params"]]
         others = sum(id(parameter) not in known for parameter in trained)
         if others:
@@ -102,6 +111,12 @@ class MasterCopy:
                 f"{_kind(self._model)}'s: put everything that is trained, such as a loss with "
                 "weights, into one module, and make the optimizer after the model is complete"
             )
+
+
+def whole_of(part: nn.Module) -> nn.Module:
+    """Return what a copied part is a part of, or the module itself where it is the whole."""
+    whole: nn.Module = vars(part).get(_WHOLE, part)
+    return whole
 
 
 def _raw(optimizer: Any) -> Any:

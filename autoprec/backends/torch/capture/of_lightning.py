@@ -17,7 +17,7 @@ from torch import nn
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared import worker_process
-from autoprec.backends.torch.capture.master_copy import MasterCopy
+from autoprec.backends.torch.capture.master_copy import MasterCopy, whole_of
 from autoprec.backends.torch.capture.parts import task_of_parts
 from autoprec.backends.torch.capture.rebatch import Batches, rebatch
 from autoprec.backends.torch.capture.trainer_stand_in import TrainerStandIn
@@ -43,7 +43,7 @@ def from_lightning(
     stand_in = TrainerStandIn(trainer, datamodule, module)
     _attach(module, stand_in)
     loader = _only_loader(name, _train_loader(name, stand_in, module, loaders, datamodule))
-    stand_in.use(lambda: loader)
+    stand_in.use_loader(loader)
     batches = _with_hook(rebatch(loader, name), module, datamodule)
     accumulation = trainer.accumulate_grad_batches
     if batches.fixed and accumulation > 1:
@@ -51,14 +51,11 @@ def from_lightning(
             f"the batch is that of the loader, {batches.own}; accumulate_grad_batches="
             f"{accumulation} stays the Trainer's own"
         )
+    optimizer = _only_optimizer(name, module.configure_optimizers())
+    stand_in.use_optimizer(optimizer)
     return task_of_parts(
         name,
-        MasterCopy(
-            name,
-            module,
-            _only_optimizer(name, module.configure_optimizers()),
-            lambda copy: _attach(copy, stand_in),
-        ),
+        MasterCopy(name, module, optimizer, lambda copy: _attach(copy, stand_in), _part(module)),
         batches,
         _Step(name, module, datamodule, batches.own),
         accumulation=accumulation,
@@ -112,11 +109,31 @@ def _refuse(name: str, trainer: Any, module: Any) -> None:
         )
 
 
+def _part(module: nn.Module) -> str:
+    """Name the only child with parameters, which is the model; empty where that is the module.
+
+    What a recipe does at the root (compilation, the outputs' dtype, the inputs' layout) happens
+    where the root is called, and a LightningModule itself seldom is.
+    """
+    if next(module.parameters(recurse=False), None) is not None:
+        return ""
+    trained = [
+        (name, child)
+        for name, child in module.named_children()
+        if next(child.parameters(), None) is not None
+    ]
+    if len(trained) != 1 or hasattr(trained[0][1], "_orig_mod"):
+        return ""
+    name, child = trained[0]
+    return "" if type(child).forward is nn.Module.forward else name
+
+
 def _attach(module: nn.Module, stand_in: TrainerStandIn) -> None:
     """Let a module, and others of Lightning's inside it, find the Trainer, and log nothing."""
     for each in module.modules():
         if hasattr(each, "training_step") and hasattr(each, "automatic_optimization"):
-            vars(each).update(_trainer=stand_in, log=_log_nothing, log_dict=_log_nothing)
+            own = {"log": _log_nothing, "log_dict": _log_nothing, "optimizers": stand_in.optimizer}
+            vars(each).update(own, _trainer=stand_in)
 
 
 def _log_nothing(*args: Any, **kwargs: Any) -> None:
@@ -182,7 +199,9 @@ def _optimizers(configured: Any) -> Iterator[Any]:
 
 
 def _overrides(owner: Any, method: str) -> bool:
-    """Say whether a class of the user's own has the method."""
+    """Say whether an object has a method of the user's own."""
+    if method in getattr(owner, "__dict__", {}):
+        return True
     function = getattr(type(owner), method, None)
     return function is not None and not f"{function.__module__}.".startswith(_PACKAGES)
 
@@ -230,19 +249,23 @@ class _Step:
         }
 
     def __call__(self, model: Any, batch: Any) -> Any:
-        if not hasattr(model, "training_step"):
+        module: Any = whole_of(model)
+        if not hasattr(module, "training_step"):
             raise UsageError(
                 f"{self._name}: a LightningModule is tuned on one device; leave `nproc` out"
             )
+        device = next(model.parameters()).device
+        if module.device != device:  # the model was moved, and what is around it was not
+            module.to(device)
         if isinstance(batch, dict | list):
             batch = batch.copy()  # the module may take items out: batches are trained on again
         if "transfer_batch_to_device" in self._hooks:
-            owner = self._hooks["transfer_batch_to_device"] or model
-            batch = owner.transfer_batch_to_device(batch, model.device, 0)
+            owner = self._hooks["transfer_batch_to_device"] or module
+            batch = owner.transfer_batch_to_device(batch, device, 0)
         if "on_after_batch_transfer" in self._hooks:
-            owner = self._hooks["on_after_batch_transfer"] or model
+            owner = self._hooks["on_after_batch_transfer"] or module
             batch = owner.on_after_batch_transfer(batch, 0)
-        result = model.training_step(*((batch, 0) if self._takes_index else (batch,)))
+        result = module.training_step(*((batch, 0) if self._takes_index else (batch,)))
         loss = result.get("loss") if isinstance(result, Mapping) else result
         if loss is None:
             given = "None" if result is None else f"a dict of {', '.join(map(str, result))}"
@@ -250,7 +273,7 @@ class _Step:
             if self._own is not None and size is not None and size > self._own:
                 raise MemoryError(f"training_step returned {given} for {size} samples")
             raise TaskError(
-                f"{self._name}: {type(model).__name__}.training_step returned {given}, expected "
+                f"{self._name}: {type(module).__name__}.training_step returned {given}, expected "
                 "the loss, or a dict with 'loss'"
             )
         return loss

@@ -82,7 +82,10 @@ def _check_step(name: str, model: nn.Module, step: Any) -> None:
     code = getattr(step, "__code__", None)
     if code is None:
         return
-    seen = inspect.getclosurevars(step)
+    try:
+        seen = inspect.getclosurevars(step)
+    except ValueError:  # a variable that has no value yet
+        return
     for variable, value in {**seen.globals, **seen.nonlocals}.items():
         if value is model:
             raise UsageError(

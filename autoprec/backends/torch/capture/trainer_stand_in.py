@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 _BEFORE_TRAINING = {
@@ -15,6 +14,7 @@ _BEFORE_TRAINING = {
     "is_global_zero": True,
     "is_last_batch": False,
     "optimizers": (),
+    "train_dataloader": None,
     "lr_scheduler_configs": (),
     "logger": None,
     "loggers": (),
@@ -37,23 +37,25 @@ class TrainerStandIn:
 
     def __init__(self, trainer: Any, datamodule: Any, module: Any) -> None:
         own = {"datamodule": datamodule, "lightning_module": module, "model": module}
-        held = {"_trainer": trainer, "_own": {**_BEFORE_TRAINING, **own}, "_loader": lambda: None}
-        vars(self).update(held)
+        vars(self).update(_trainer=trainer, _own={**_BEFORE_TRAINING, **own})
 
-    def use(self, loader: Callable[[], Any]) -> None:
-        """Take what is gone through in an epoch from a function that returns it."""
-        vars(self)["_loader"] = loader
+    def use_loader(self, loader: Any) -> None:
+        """Take the loader of the training data."""
+        vars(self)["_own"]["train_dataloader"] = loader
 
-    @property
-    def train_dataloader(self) -> Any:
-        """Return the loader of the training data."""
-        return self._loader()
+    def use_optimizer(self, optimizer: Any) -> None:
+        """Take the optimizer as the module made it, whose rates a step may read."""
+        vars(self)["_own"]["optimizers"] = [optimizer]
+
+    def optimizer(self, use_pl_optimizer: bool = True) -> Any:
+        """Stand in for the module's `optimizers()`."""
+        return self.optimizers[0]
 
     @property
     def num_training_batches(self) -> int | float:
         """Return the batches in an epoch; infinite where the loader has no length."""
         try:
-            count = len(self._loader())
+            count = len(self.train_dataloader)
         except TypeError:
             return math.inf
         limit = self._trainer.limit_train_batches
