@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -191,22 +190,16 @@ def _save_nothing(module: ModuleType) -> None:
 
 
 class _PatchingFinder(MetaPathFinder):
-    """Finds modules as the other finders do, and changes some of them when they have run."""
+    """Finds modules of packages where those are, and changes some when they have run."""
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
-        self._patches, self._finding = dict(patches), set[str]()
+        self._patches = dict(patches)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module that is to be changed; None for any other."""
-        if name not in self._patches or name in self._finding:
-            return None
-        self._finding.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._finding.discard(name)
+        spec = PathFinder.find_spec(name, path, target) if name in self._patches else None
         if spec is not None and spec.loader is not None:
             spec.loader = _PatchingLoader(spec.loader, self._patches[name])
         return spec

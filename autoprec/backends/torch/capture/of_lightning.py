@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
@@ -56,7 +57,7 @@ def from_lightning(
         name,
         MasterCopy(name, module, optimizer, lambda copy: _attach(copy, stand_in), _part(module)),
         batches,
-        _Step(name, module, datamodule),
+        _Step(name, module, datamodule, batches.own),
         accumulation=accumulation,
         clip_grad_norm=trainer.gradient_clip_val,
     )
@@ -230,10 +231,14 @@ class _Changed:
 
 
 class _Step:
-    """A module's training step: a function of the copy that is trained and a batch."""
+    """A module's training step: a function of the copy that is trained and a batch.
 
-    def __init__(self, name: str, module: Any, datamodule: Any) -> None:
-        self._name = name
+    Lightning passes over a batch without a loss, so steps may answer so when memory is out: where
+    the batch is larger than the loader's `own`, that is what having none is taken for.
+    """
+
+    def __init__(self, name: str, module: Any, datamodule: Any, own: int | None) -> None:
+        self._name, self._own = name, own
         self._takes_index = _takes_index(module.training_step)
         hooks = ("transfer_batch_to_device", "on_after_batch_transfer")
         of_data = {each: _overrides(datamodule, each) for each in hooks}
@@ -264,11 +269,23 @@ class _Step:
         loss = result.get("loss") if isinstance(result, Mapping) else result
         if loss is None:
             given = "None" if result is None else f"a dict of {', '.join(map(str, result))}"
+            size = _samples(batch)
+            if self._own is not None and size is not None and size > self._own:
+                raise MemoryError(f"training_step returned {given} for {size} samples")
             raise TaskError(
                 f"{self._name}: {type(module).__name__}.training_step returned {given}, expected "
                 "the loss, or a dict with 'loss'"
             )
         return loss
+
+
+def _samples(batch: Any) -> int | None:
+    """Return the length of the first tensor in a batch; None where there is none."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else None
+    parts = [*batch.values()] if isinstance(batch, Mapping) else batch
+    found = map(_samples, parts) if isinstance(parts, list | tuple) else ()
+    return next((each for each in found if each is not None), None)
 
 
 def _takes_index(training_step: Any) -> bool:
