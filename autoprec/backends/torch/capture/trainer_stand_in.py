@@ -55,7 +55,7 @@ class TrainerStandIn:
     def num_training_batches(self) -> int | float:
         """Return the batches in an epoch; infinite where the loader has no length."""
         try:
-            count = len(self.train_dataloader)
+            count: int = len(self.train_dataloader)
         except TypeError:
             return math.inf
         limit = self._trainer.limit_train_batches
