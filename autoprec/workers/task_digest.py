@@ -29,6 +29,7 @@ from autoprec.workers.local_modules import (
     nodes_of,
     parsed,
 )
+from autoprec.workers.task_file import baseline_of
 
 #: What a task file is asked for; see `Task`.
 _ROOTS = (
@@ -115,9 +116,11 @@ class _Reached:
         """Note that a file is imported, with all that this runs."""
         if file not in self._modules:
             tree = parsed(file)
-            module = self._modules[file] = None if tree is None else _Module(tree, file, self._top)
-            if module is not None:
+            module = None
+            if tree is not None:
+                module = _Module(tree, file, self._top, task=file == self._path)
                 self._waiting.append((file, ()))
+            self._modules[file] = module
         return self._modules[file]
 
     def _follow_all(self) -> None:
@@ -183,7 +186,7 @@ class _Reached:
 class _Module:
     """One file: what runs when it is imported, what it defines, and where its names come from."""
 
-    def __init__(self, tree: ast.Module, file: Path, top: Path) -> None:
+    def __init__(self, tree: ast.Module, file: Path, top: Path, *, task: bool) -> None:
         read: list[Any] = [node for node in nodes_of(tree) if node.__class__ is ast.Name]
         names_read = {node.id for node in read if isinstance(node.ctx, ast.Load)}
         ours = AutoprecNames(tree)
@@ -194,6 +197,8 @@ class _Module:
         self.reached: set[int] = set()
         for node in self._statements:
             names = _silently_bound(node, ours)
+            if task and baseline_of(node) is not None and not names & names_read:
+                continue  # it is read without running the file, and changes nothing there
             if isinstance(node, Definition) and not self._registers(node):
                 self.definitions.setdefault(node.name, []).append(node)
             elif names and names <= names_read:  # that they count, whoever reads them will say
