@@ -313,11 +313,12 @@ def simulated(tmp_path: Path) -> Callable[..., Path]:
 def start() -> Iterator[Callable[..., Worker]]:
     """Start workers that are ended after the test."""
     from autoprec.workers.client import Worker, WorkerSettings
+    from autoprec.workers.task_source import TaskSource
 
     made: list[Worker] = []
 
     def begin(task: Path, **settings: Any) -> Worker:
-        made.append(Worker(WorkerSettings(task, **settings)))
+        made.append(Worker(WorkerSettings(TaskSource(task), **settings)))
         return made[-1]
 
     yield begin

@@ -24,6 +24,7 @@ from autoprec.workers import timeouts
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.rank_group import RankGroup
+from autoprec.workers.task_source import TaskSource
 
 pytestmark = [
     pytest.mark.scale,
@@ -173,7 +174,7 @@ def test_one_ranks_fault_is_the_jobs_and_named(
     task = tmp_path / "ranks.py"
     task.write_text(TASK)
     settings = WorkerSettings(
-        task,
+        TaskSource(task),
         nproc=int(str(fault["world"])),
         step_seconds=allowed,
         environment={MARK: mark, "AUTOPREC_TEST_FAULT": json.dumps(fault)},
@@ -211,7 +212,9 @@ def test_without_a_fault_the_job_trains(mark: str, tmp_path: Path) -> None:
     task.write_text(TASK)
     fault = {"rank": -1, "phase": "none", "kind": "none", "after": 0}
     settings = WorkerSettings(
-        task, nproc=3, environment={MARK: mark, "AUTOPREC_TEST_FAULT": json.dumps(fault)}
+        TaskSource(task),
+        nproc=3,
+        environment={MARK: mark, "AUTOPREC_TEST_FAULT": json.dumps(fault)},
     )
     group = RankGroup(settings)
     train(group)

@@ -21,6 +21,7 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.rank_group import RankGroup
+from autoprec.workers.task_source import TaskSource
 from tests.backends.torch.distributed.rank_tasks import write_task
 
 pytestmark = [pytest.mark.torch, pytest.mark.scale]
@@ -70,7 +71,7 @@ def faulty(tmp_path: Path) -> Iterator[StartFaulty]:
     def begin(kind: str, rank: int, engine: Any) -> tuple[RankGroup, Path]:
         fault = {"kind": kind, "rank": rank, "armed": str(armed)}
         settings = WorkerSettings(
-            write_task(tmp_path / "ranks.py", head=HEAD, more=STRIKING),
+            TaskSource(write_task(tmp_path / "ranks.py", head=HEAD, more=STRIKING)),
             nproc=2,
             engine=engine,
             step_seconds=ALLOWED_SECONDS if kind == "hang" else PATIENT_SECONDS,

@@ -238,6 +238,7 @@ class SimulatedTracer:
     def __init__(self, model: SimulatedModel, report: ProgressCallback) -> None:
         self._model, self._report = model, report
         self._checkpoints: tuple[int, ...] = ()
+        self._noise_share: float | None = None
 
     def reference(
         self,
@@ -252,6 +253,8 @@ class SimulatedTracer:
     ) -> Trajectory:
         """See `Tracer.reference`."""
         losses = self._losses(0, steps, 1.0)
+        noise = self._model.gradient_noise
+        self._noise_share = None if noise is None else noise / (noise + batch_size)
         made = range(1, steps + 1)
         if stop_at_plateau:
             steps = next(n for n in made if proof_steps.has_ended(losses[:n], steps))
@@ -266,9 +269,11 @@ class SimulatedTracer:
             return tuple(StepComparison(step, None, 1.0, None) for step in self._checkpoints)
         factor = 1.5 if self._breaks(recipe) else 1.0 + rounding
         error = 0.9 if self._breaks(recipe) else 5 * rounding
+        share = self._noise_share
+        losses = [(step, self._loss(0, step)) for step in self._checkpoints]
         return tuple(
-            StepComparison(step, factor * self._loss(0, step), self._loss(0, step), error)
-            for step in self._checkpoints
+            StepComparison(step, factor * loss, loss, error, noise_share=share)
+            for step, loss in losses
         )
 
     def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
