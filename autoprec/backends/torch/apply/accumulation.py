@@ -51,10 +51,8 @@ class Accumulation:
 
     def is_complete(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return whether each of these optimizers has all its micro-batches."""
-        for each in optimizers or (None,):
-            if self._counts.get(id(each), 0) < self._steps:
-                return False
-        return True
+        counts = [self._counts.get(id(each), 0) for each in optimizers or (None,)]
+        return min(counts) >= self._steps
 
     def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Count a micro-batch for each of these optimizers."""

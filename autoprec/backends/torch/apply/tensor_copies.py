@@ -57,7 +57,7 @@ class TensorCopies:
             tensor = kept.tensor
             if tensor is None or not can_be_copied(tensor):
                 kept.copy = None
-                if is_lazy(tensor):
+                if tensor is not None and is_lazy(tensor):
                     self._lazy.append(kept)
             elif kept.by_version or tensor.numel() * tensor.element_size() > _LARGE:
                 self.by_version.append(kept)
@@ -78,7 +78,7 @@ class TensorCopies:
     @property
     def materialized(self) -> list[Kept]:
         """List what had no shape when it was followed, and has one now."""
-        return [kept for kept in self._lazy if not is_lazy(kept.tensor)]
+        return [each for each in self._lazy if each.tensor is not None and not is_lazy(each.tensor)]
 
     def take(self) -> None:
         """Copy what changes."""
