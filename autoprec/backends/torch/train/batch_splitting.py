@@ -69,6 +69,8 @@ def splittable(
     where it opens an autocast of its own. Where neither half of the first batch trains nor one of
     twice its size, the model runs at that batch size only, and the answer is `fixed`.
     """
+    if task.fixed_batch:
+        return Splitting(False, task.fixed_batch, fixed=True)
     first = samples.count(given[0])
     if first < 2 or first % 2:
         return Splitting(False, f"a batch of {first} samples has no halves")
