@@ -74,7 +74,7 @@ def probe_here(
 def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
     """Time the device's matrix products with the first framework able to; remember the result.
 
-    Where the same software has timed this device before, its timings count for how far ratios can
+    If the same software has timed this device before, its timings count for how far ratios can
     be trusted, too.
     """
     if facts.observation.rehearsal:
