@@ -151,7 +151,7 @@ def choose_recipe(
     if profile is None or profile == OFF:
         profile, off = Recipe(), True
     if off:
-        recipe = _unfitted_recipe(profile, address, backend)
+        recipe = _recipe_meanwhile(profile, address, backend)
         plain = Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps)
         return ChosenRecipe(plain, applies=False)
     if isinstance(profile, Recipe):
@@ -200,21 +200,31 @@ def _stand_aside(
         profile = Recipe()
     backend = _backend_for(profile, model)
     address = _address(device, model, backend)
-    try:
-        if isinstance(profile, str | Path) and not Path(profile).is_dir():
-            profile = load_profile(profile)
-        if isinstance(profile, Profile):  # it need not fit this device
-            profile = profile.recipe
-        recipe = _unfitted_recipe(profile, address, backend)
-    except AutoprecError as error:
-        recipe = Recipe()
-        note(f"the task's own apply_profile gives batch {recipe.batch_size} meanwhile: {error}")
+    recipe = _recipe_meanwhile(profile, address, backend)
     return backend.surgeon().stand_aside(
         Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps),
         model=model,
         optimizers=_as_sequence(optimizer),
         device=address,
     )
+
+
+def _recipe_meanwhile(
+    profile: str | Path | Profile | Recipe, address: str, backend: Backend
+) -> Recipe:
+    """Return a profile's recipe, which is not applied; a worker needs no profile to be there."""
+    if not in_worker():
+        return _unfitted_recipe(profile, address, backend)
+    try:
+        if isinstance(profile, str | Path) and not Path(profile).is_dir():
+            profile = load_profile(profile)
+        if isinstance(profile, Profile):  # it need not fit this device
+            profile = profile.recipe
+        return _unfitted_recipe(profile, address, backend)
+    except AutoprecError as error:
+        recipe = Recipe()
+        note(f"the task's own apply_profile gives batch {recipe.batch_size} meanwhile: {error}")
+        return recipe
 
 
 def _backend_for(profile: str | Path | Profile | Recipe, model: Any) -> Backend:

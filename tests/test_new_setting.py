@@ -23,6 +23,7 @@ import contextlib, inspect, io, json, sys
 import autoprec.api as api
 from autoprec.cli import main
 from autoprec.fleet.messages import Request
+from autoprec.workers.task_source import TaskSource
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import UsageError
@@ -50,7 +51,7 @@ def outcome(function, *arguments, **named):
 
 tuner.tune = reached
 task = sys.argv[1]
-sent = Request(Path(task), "", Path(task).parent, options=Options(patience=3)).to_line()
+sent = Request(TaskSource(Path(task)), "", Path(task).parent, options=Options(patience=3)).to_line()
 print(json.dumps({
     "help": outcome(main, ["tune", "--help"]),
     "reference": [line for line in settings() if "patience" in line],

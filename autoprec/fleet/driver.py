@@ -28,7 +28,8 @@ from autoprec.profiles import SUFFIX, kept_beside, save_result
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.version import __version__
-from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_digest import source_digest
+from autoprec.workers.task_source import TaskSource
 
 #: After so many losses in a row, without a finished trial between them, a type is given up.
 MAX_LOSSES = 3
@@ -46,7 +47,7 @@ FleetListener = Callable[[str, Event], None]
 class FleetJob:
     """A tuning on a cluster: the task, where profiles go, the options, who listens."""
 
-    task: Path
+    task: TaskSource
     output: Path
     options: Options
     listener: FleetListener
@@ -60,7 +61,7 @@ def tune_fleet(job: FleetJob, scheduler: Scheduler) -> FleetResult:
     """
     options = portable_options(job.options)
     check_folder(job.output)
-    asked = Request(job.task, task_digest(job.task), Path.cwd(), job.device)
+    asked = Request(job.task, source_digest(job.task), Path.cwd(), job.device)
     with Journals(studies_folder(job.output)) as journals:
         reports = [_with_version_checked(each) for each in scheduler.probe(asked)]
         types, unfit = group_nodes(reports), tuple(each for each in reports if each.problem)

@@ -20,6 +20,7 @@ from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError, UsageError, UserCodeError
 from autoprec.tuning.events import Event
 from autoprec.tuning.options import Options
+from autoprec.workers.task_source import TaskSource
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Request:
     before was ended for lack of memory: the trial that was running then does not fit.
     """
 
-    task: Path
+    task: TaskSource
     digest: str
     folder: Path
     device: str | None = None

@@ -36,7 +36,7 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.ranks import peers_of
 from autoprec.tuning.study.study import record_out_of_memory
 from autoprec.version import __version__
-from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_digest import source_digest
 
 #: Progress is for people: more of it than this is not sent.
 _PROGRESS_SECONDS = 1.0
@@ -84,13 +84,13 @@ def probe_node(request: Request) -> NodeReport:
 
 def _task_problem(request: Request) -> str:
     """Return why the task cannot be run on this machine as it is where the command was given."""
-    if not request.task.is_file():
+    if not request.task.path.is_file():
         return (
-            f"the task file {request.task} is not there; put it on a file system that the nodes "
+            f"the file {request.task.path} is not there; put it on a file system that the nodes "
             "share, or send its folder with the job (Ray: ray job submit --working-dir)"
         )
-    if task_digest(request.task) != request.digest:
-        return f"{request.task} there, or a module it imports, is another version; update it"
+    if source_digest(request.task) != request.digest:
+        return f"{request.task.path} there, or a module it imports, is another version; update it"
     return ""
 
 

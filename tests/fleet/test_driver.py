@@ -21,6 +21,7 @@ from autoprec.profiles import load_folder
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.version import __version__
+from autoprec.workers.task_source import TaskSource
 
 ZEN4, A100 = device_of_family("amd-zen4"), device_of_family("nvidia-a100")
 LINE = '{"op_code": 0, "worker_id": "w", "study_name": "s", "directions": [2]}\n'
@@ -81,7 +82,7 @@ class Fleet:
 
     def tune(self, scheduler: ScriptedScheduler, options: Options | None = None) -> FleetResult:
         job = FleetJob(
-            self.task,
+            TaskSource(self.task),
             self.output,
             options or Options(),
             lambda name, event: self.told.append((name, event)),
@@ -126,7 +127,7 @@ def test_events_are_told_with_their_type_and_the_journal_is_kept_before(fleet: F
         [node("a", ZEN4)],
         {"a": [[Journal(LINE), trial(), Journal(LINE * 2), profile(ZEN4)]]},
     )
-    job = FleetJob(fleet.task, fleet.output, Options(), listen)
+    job = FleetJob(TaskSource(fleet.task), fleet.output, Options(), listen)
     (found,) = tune_fleet(job, scheduler).types
     assert kept == [LINE]
     assert fleet.journal(found.type.name) == LINE * 2

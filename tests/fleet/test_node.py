@@ -27,6 +27,7 @@ from autoprec.fleet.messages import (
 from autoprec.tuning.events import Described, Started, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_source import TaskSource
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
@@ -52,7 +53,7 @@ def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def place(simulated: Callable[..., Path], tmp_path: Path) -> Request:
     """The request for a probe of a node with the task."""
     task = simulated(**FAST)
-    return Request(task, task_digest(task), tmp_path, "cpu")
+    return Request(TaskSource(task), task_digest(task), tmp_path, "cpu")
 
 
 def request_for(place: Request, **fields: Any) -> Request:
@@ -91,7 +92,7 @@ def test_a_probe_tells_device_software_and_version(place: Request) -> None:
 
 
 def test_a_node_without_the_task_or_with_another_one_has_a_problem(place: Request) -> None:
-    gone = replace(place, task=Path("/nowhere/model.py"))
+    gone = replace(place, task=TaskSource(Path("/nowhere/model.py")))
     assert "/nowhere/model.py is not there" in probe(gone, "cpu").problem
     other = replace(place, digest="0" * 64)
     assert "is another version" in probe(other, "cpu").problem
@@ -172,7 +173,7 @@ def test_a_device_of_another_type_is_not_tuned(place: Request) -> None:
 
 
 def test_the_users_error_arrives_as_it_is(place: Request) -> None:
-    place.task.write_text("def build_model(): return 1\n")
+    place.task.path.write_text("def build_model(): return 1\n")
     _, ended = tune(request_for(place))
     assert isinstance(ended, TaskError)
 
@@ -233,7 +234,7 @@ def test_the_program_answers_a_probe_in_one_line(place: Request, tmp_path: Path)
 
 
 def test_the_program_ends_when_its_driver_has_ended(place: Request, tmp_path: Path) -> None:
-    place.task.write_text(f"import time\ntime.sleep(600)\n{place.task.read_text()}")
+    place.task.path.write_text(f"import time\ntime.sleep(600)\n{place.task.path.read_text()}")
     with program(request_for(place), tmp_path) as running:
         assert running.stdin is not None
         assert running.stdout is not None

@@ -243,6 +243,7 @@ from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.fleet.messages import Request
+from autoprec.workers.task_source import TaskSource
 from autoprec.fleet.ray_scheduler import RayScheduler
 from autoprec.fleet.messages import NodeLost
 from autoprec.tuning.options import Options
@@ -250,7 +251,7 @@ from pathlib import Path
 
 task, address = Path(sys.argv[1]), sys.argv[2]
 kind = Fingerprint(DeviceKind.CPU, "amd-zen4", "", 1)
-request = Request(task, "", task.parent, options=Options(), fingerprint=kind)
+request = Request(TaskSource(task), "", task.parent, options=Options(), fingerprint=kind)
 with RayScheduler(address, wait=True) as cluster:
     import ray
     (node,) = [each["NodeID"] for each in ray.nodes() if each["Resources"].get("CPU") == 3]

@@ -36,6 +36,13 @@ class NoiseScale:
     first_step: int = bounded(default=0, low=0, high=2**31)
     last_step: int = bounded(default=0, low=0, high=2**31)
 
+    def samples_factor(self, batch: int) -> float:
+        """Return how many times the samples of a tiny batch this one needs for the same loss.
+
+        Where even a tiny batch has next to no noise, that is in proportion to the batch.
+        """
+        return 1.0 if self.at is None else 1.0 + batch / max(self.at, 1e-9)
+
     def samples_needed(self, batch: int, instead_of: int) -> float | None:
         """Return how many times the samples a batch needs at most, for the loss of another.
 
