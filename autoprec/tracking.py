@@ -67,10 +67,7 @@ def scalars_of(profile: Profile) -> dict[str, float]:
         "trials": evidence.trials,
         "tuning_seconds": evidence.tuning_seconds,
     }
-    for name, ratio in (
-        ("speedup", evidence.speedup),
-        ("throughput", evidence.throughput),
-    ):
+    for name, ratio in (("speedup", evidence.speedup), ("throughput", evidence.throughput)):
         if ratio is not None and ratio.rounds:
             numbers |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     return {

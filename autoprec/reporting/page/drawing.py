@@ -59,9 +59,7 @@ class Plot:
         """Make a plot of data within these limits; a legend of (name, kind of line) lies above."""
         top = _TOP + _LEGEND if legend else _TOP
         plot = cls(
-            Scale(*xs, left, WIDTH - right, log_x),
-            Scale(*ys, height - _BOTTOM, top, log_y),
-            height,
+            Scale(*xs, left, WIDTH - right, log_x), Scale(*ys, height - _BOTTOM, top, log_y), height
         )
         at = float(left)
         for name, kind in legend:
