@@ -148,7 +148,7 @@ def test_a_measured_point_is_predicted_as_it_was_measured():
     for item in known:
         predicted = model.predict(item.point)
         assert predicted.mean == pytest.approx(item.log_rate, abs=0.02)
-        assert predicted.deviation < 0.03
+        assert predicted.deviation < 0.05, "its own timing is not all that tells"
 
 
 def test_what_one_policy_shows_of_a_layout_is_expected_of_another():
