@@ -17,6 +17,7 @@ _EXAMPLES = """\
 examples:
   autoprec verify model.profile.yaml                 # the task file next to it
   autoprec verify model.profile.yaml src/model.py
+  autoprec verify train.profile.yaml -- --lr 1e-3    # a script, with the arguments of its tuning
   autoprec verify model.profile.yaml --json          # for CI
   autoprec verify model.profile.yaml --checkpoint last.pt   # at weights that trained for a while
 
@@ -45,12 +46,13 @@ def add_parser(subparsers: Any) -> None:
         help="its task file (default: the one named in it, next to it)",
     )
     parser.add_argument("--device", metavar="KIND[:INDEX]", help="the device to verify it on")
-    parser.late = _add_options
+    parser.late, parser.rest = _add_options, "arguments"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     from autoprec.cli.settings import add_setting
 
+    parser.set_defaults(at=1)
     add_setting(
         parser,
         "rounds",
@@ -66,6 +68,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="exit with 5 where a claim is unresolved, too"
     )
+    add_setting(parser, "at")
     add_setting(parser, "wait", "wait if a tuning is using the device")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -83,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.task,
         device=arguments.device,
         listener=_show,
+        arguments=arguments.arguments,
+        at=arguments.at,
         **settings_given(arguments),
     )
     if arguments.json:

@@ -6,8 +6,7 @@ from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import percent, rate_number, times
-from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
+from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING, Verdict
 from autoprec.core.profile import Chosen, Profile
 from autoprec.core.recipe import FLOAT8
 from autoprec.core.speed.assumptions import SPEED

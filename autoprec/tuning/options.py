@@ -22,6 +22,7 @@ from autoprec.core.speed.space import BATCH_SIZES, LARGEST_BATCH, parse_batch_si
 from autoprec.errors import UsageError
 from autoprec.tuning.events import Listener
 from autoprec.tuning.settings import Read, Setting, settings_of
+from autoprec.workers.task_source import TaskSource, read_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,6 +110,12 @@ def _read_batch(given: str | int) -> str:
 
 def _read_modules(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _read_words(given: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError(given)
+    return tuple(map(str, given))
 
 
 _ranks = partial(Setting, group="several devices")
@@ -314,13 +321,27 @@ class Options:
 class Arguments(Options):
     """A task, how it is tuned (by single settings, or by `options`), where, and who listens."""
 
-    task: str | Path = field(kw_only=False)
+    task: Any = field(kw_only=False)
+    script: bool = Setting(False).says(
+        "run the file as a script, even if it defines build_model as a task file does"
+    )
+    at: int = Setting(1, "N", above=0).says(
+        "of a script, tune its Nth call of fit or train (default: {default})"
+    )
+    arguments: Read[Iterable[str], tuple[str, ...]] = Setting(
+        (), "ARG ...", option="--", read_as=_read_words, expected='texts such as ["--lr", "1e-3"]'
+    ).says("a script's own arguments, after everything else")
     device: str | None = Setting(None, "KIND[:INDEX]").says(
         "cpu, cuda, rocm, xpu, mps or tpu (default: the best one here); with --plan also, by name, "
         "a device that need not be in this machine: v100, tpu v5e"
     )
     options: Options | None = None
     listener: Listener | None = None
+
+    @property
+    def source(self) -> TaskSource:
+        """Return what is tuned, checked; see `read_source`."""
+        return read_source(self.task, arguments=self.arguments, at=self.at, script=self.script)
 
     @property
     def chosen(self) -> Options:

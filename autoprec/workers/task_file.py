@@ -49,7 +49,7 @@ def check_task_path(path: str | Path) -> Path:
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
     except SyntaxError as error:
-        raise TaskError(_describe_syntax_error(file, error)) from error
+        raise TaskError(describe_syntax_error(file, error)) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"{file.name} is not Python source: {error}") from error
     return file.resolve()
@@ -100,7 +100,7 @@ def load_task(path: Path) -> Task:
     Its folder goes on sys.path and the module is registered under its stem, so that imports from
     its folder and pickling work. Raises `TaskError`, or `UserCodeError` if the file's code raises.
     """
-    module = _run(path)
+    module = run_file(path)
     required = {
         name: _defined_function(module, path, name) for name in ("build_model", "build_data")
     }
@@ -195,7 +195,8 @@ def _can_be_called_as(name: str, function: Any) -> bool:
     return True
 
 
-def _run(path: Path) -> ModuleType:
+def run_file(path: Path, arguments: Sequence[str] = ()) -> ModuleType:
+    """Run a file as a module, with the arguments in sys.argv; raises as `load_task` does."""
     folder, name = str(path.parent), path.stem
     if name in sys.modules or name in sys.stdlib_module_names:
         raise TaskError(
@@ -207,14 +208,14 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, folder)
     sys.modules[name] = module
-    sys.argv = [str(path)]
+    sys.argv = [str(path), *arguments]
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise TaskError(_describe_syntax_error(path, error)) from error
+        raise TaskError(describe_syntax_error(path, error)) from error
     except SystemExit as error:
         raise TaskError(
-            f"{path.name} called sys.exit({error.code!r}) while it was imported; a task file only "
+            f"{path.name} called sys.exit({error.code!r}) while it was imported; here it only "
             "defines functions: put what runs under `if __name__ == '__main__':`"
         ) from error
     except KeyboardInterrupt:
@@ -234,7 +235,8 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _describe_syntax_error(path: Path, error: SyntaxError) -> str:
+def describe_syntax_error(path: Path, error: SyntaxError) -> str:
+    """Return file, line and text of what is no Python."""
     place = Path(error.filename).name if error.filename else path.name
     line = (error.text or "").strip()
     line = line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + "..."
@@ -279,7 +281,7 @@ def user_frames(error: BaseException) -> str:
         frames = [
             frame
             for frame in stack
-            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen importlib"))
+            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen "))
             and (frame is stack[-1] or not framework.search(frame.filename))
         ]
         if frames and lines:

@@ -40,6 +40,7 @@ from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
+from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import REAL_TASKS, ROOT, TASKS, TESTS
 from benchmarks.gpu.piece_files import NOT_DONE, row_text
 from benchmarks.gpu.real_models import MODELS
@@ -190,7 +191,7 @@ def grid(task: str, setting: Setting) -> Rows:
     """Every policy in alternation, plain and compiled, at one batch and the tuned loss scale."""
     facts = setting.facts
     target = Target(facts, {}, lambda known: known)
-    job = TuningJob(TASKS / f"{task}.py", target, Options(), lambda event: None)
+    job = TuningJob(TaskSource(TASKS / f"{task}.py"), target, Options(), lambda event: None)
     recipes = list(grid_recipes(task, setting, facts))
     running, failed, rates, peaks = list(recipes), {}, {}, {}
     while running:

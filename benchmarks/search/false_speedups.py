@@ -39,6 +39,7 @@ from autoprec.core.speed.noise import Ratio
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
+from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import FRAMEWORKS, RESULTS, TASKS
 
 TASK_NAMES = ("mlp", "tiny", "lstm", "encoder", "resnet")
@@ -161,7 +162,9 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
                 wait=True,
             )
             target = Target(facts, {}, lambda known: known)
-            job = TuningJob(task, target, options, lambda event: None, start=InProcessWorker)
+            job = TuningJob(
+                TaskSource(task), target, options, lambda event: None, start=InProcessWorker
+            )
             profile = tune(job)
         yield claim_of(f"noise {drift:.1%}, seed {seed}", profile)
 

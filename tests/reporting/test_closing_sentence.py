@@ -9,7 +9,7 @@ import pytest
 from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.noise_scale import NoiseScale
-from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
+from autoprec.core.numerics.verdict import NOTHING_LEARNED
 from autoprec.core.profile import NOT_COMPARED, Baseline, Profile
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe
 from autoprec.core.speed.attribution import Part

@@ -25,8 +25,8 @@ from autoprec.core.dtypes import DType
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.curve_samples import sample_curves
 from autoprec.core.numerics.exact_settings import SettingsVerdict
+from autoprec.core.numerics.loss_curves import sample_curves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.proof_steps import ProofLength

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autoprec import report
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.curve_samples import LossCurves
+from autoprec.core.numerics.loss_curves import LossCurves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile, TriedRecipe
