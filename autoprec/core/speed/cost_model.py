@@ -47,8 +47,8 @@ _POLICY_COMPILE_SCALE = (0.15, 0.15)
 _ROUGHNESS, _ROUGH_OCTAVES = 0.03, 1.5
 
 #: How far a timing is off beside what its own steps say, as sessions and processes differ. Replays
-#: of recorded grids (benchmarks/search/replay.py) lost 0.13 % of speed with it, with a quarter of
-#: the trials disturbed 0.53 %; with 0.015, and over the fastest timing, 0.28 and 0.70 %.
+#: of recorded grids (benchmarks/search/replay.py) lost 0.15 % of speed with it, with a quarter of
+#: the trials disturbed 0.51 %; with 0.015, and over the fastest timing, 0.28 and 0.70 %.
 _TIMING_NOISE = 0.05
 _MEAN_DEVIATION = 10.0
 
