@@ -124,10 +124,7 @@ class CallWatch:
         patches["torch.optim.optimizer"] = self._watch_torch
         patches["keras.src.optimizers.base_optimizer"] = self._watch_keras
         patches["transformers.training_args"] = _save_nothing
-        for name, patch in patches.items():
-            if name in sys.modules:
-                patch(sys.modules[name])
-        sys.meta_path.insert(0, _PatchingFinder(patches))
+        patch_on_import(patches)
 
     def end(self) -> None:
         """Watch no more: every call and every update is what it was."""
@@ -187,6 +184,14 @@ class CallWatch:
 def _save_nothing(module: ModuleType) -> None:
     """Keep Transformers' Trainer from making its output folder, which it does when it is made."""
     module.TrainingArguments.should_save = property(lambda self: False)
+
+
+def patch_on_import(patches: Mapping[str, Patch]) -> None:
+    """Change modules, by name, as soon as they are imported; those that are already, at once."""
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _PatchingFinder(patches))
 
 
 class _PatchingFinder(MetaPathFinder):
