@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autoprec import tune
 from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError, UserCodeError
+from autoprec.tuning.events import Event, Note
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.training_scripts import QUICK, Project
 
@@ -143,6 +146,33 @@ def test_lightnings_fit_is_served_and_a_killed_worker_replaced(
         assert runner.load().fingerprint == loaded.fingerprint
     assert project.started == 2
     assert project.files() == project.before
+
+
+@pytest.mark.slow
+def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is found to be, and what its starts cost, is said; the same command resumes it."""
+    monkeypatch.setenv("AUTOPREC_CACHE", str(tmp_path / "cache"))
+    project = Project(tmp_path, lightning())
+    monkeypatch.setenv("STARTS", str(project.starts))
+    monkeypatch.chdir(project.folder)
+    said: list[str] = []
+
+    def listen(event: Event) -> None:
+        said.extend([event.text] if isinstance(event, Note) else [])
+
+    settings: dict[str, Any] = {"device": "cpu", "extras": False, "trials": 2, "rounds": 1}
+    settings |= {"proof_steps": 8, "listener": listen, "arguments": ["--rate", "1e-3"]}
+    profile = tune("train.py", **settings)
+    assert profile.task.file == "train.py"
+    assert project.files().keys() == project.before.keys() | {"train.profile.yaml"}
+    assert project.started <= 6
+    assert any(f"found train.py:{project.line('found.fit')} Trainer.fit" in each for each in said)
+    assert any(each.startswith("its own start took ") for each in said)
+    begun = project.started
+    assert tune("train.py", **settings) == profile
+    assert project.started == begun + 1  # only to see that it is the same training
 
 
 def test_the_second_fit_is_served_where_it_was_asked_for(
