@@ -280,11 +280,11 @@ def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = Non
     that matches none of them.
     """
     from autoprec.core.fleet.status import fleet_status
-    from autoprec.hardware.machine import LocalMachine
+    from autoprec.hardware.machine import Machine
     from autoprec.hardware.probes.frameworks import find_frameworks
     from autoprec.version import __version__
 
-    here = {each.name: each.version for each in find_frameworks(LocalMachine())}
+    here = {each.name: each.version for each in find_frameworks(Machine())}
     return fleet_status(
         load_folder(Path(folder)),
         now=datetime.now(UTC),

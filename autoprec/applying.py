@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec.backends.shared.worker_process import in_worker, note
 from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.numerics.watching import EVERY, Action, check_settings
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
-from autoprec.core.watch_settings import EVERY, Action, check_settings
 from autoprec.errors import AutoprecError, AutoprecWarning, UsageError
 from autoprec.profile_selection import recipe_for
 from autoprec.profiles import load_profile
@@ -80,7 +80,7 @@ def apply_profile(
 
     `profile` is a profile file, a folder of them (the one that fits this device is taken), a
     Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
-    Keras policy is set, for models built afterwards. Where no profile fits the device, an
+    Keras policy is set, for models built afterwards. If no profile fits the device, an
     `AutoprecWarning` says so and training is in float32, unless an earlier `autoprec probe
     --measure` or `autoprec tune` of this device, or the catalogue's measurement of one of its
     family, found a policy's matrix products faster. With `fallback="rules"` the hardware's rules
@@ -91,7 +91,7 @@ def apply_profile(
 
     Under a 16-bit policy the training is checked while it goes on: at updates 1, 100, 200, 400,
     800 and so on, at most `watch_every` apart, one micro-batch is computed once more in float32.
-    Where two checks in a row are not what float32 computes, `watch="warn"` names the modules,
+    If two checks in a row are not what float32 computes, `watch="warn"` names the modules,
     "float32" keeps them in float32 from the next update on, and "raise" raises `AutoprecError`;
     False checks nothing. The checks are in the result's `watched`.
 
@@ -125,9 +125,9 @@ def apply_profile(
 
 @dataclass(frozen=True)
 class ChosenRecipe:
-    """What a profile gives on a device: a recipe, and the device's facts where they were asked.
+    """What a profile gives on a device: a recipe, and the device's facts if they were needed.
 
-    Where it does not apply (AUTOPREC=off, "off" or None, or while a task is measured), the recipe
+    If it does not apply (AUTOPREC=off, "off" or None, or while a task is measured), the recipe
     is float32's at the profile's batch.
     """
 
@@ -237,7 +237,7 @@ def _backend_for(profile: str | Path | Profile | Recipe, model: Any) -> Backend:
 
 
 def _address(device: str | None, model: Any, backend: Backend) -> str:
-    """Return the device named; the model's own where only its kind, or no device, is named."""
+    """Return the device named; the model's own if only its kind, or no device, is named."""
     if device is not None and (model is None or ":" in device):
         return device
     own = backend.device_of(model)

@@ -50,8 +50,9 @@ def log_to(run: Any, profile: str | Path | Profile, *, watched: Sequence[Watched
 def scalars_of(profile: Profile) -> dict[str, float]:
     """Return a profile's main numbers by name.
 
-    Speed-ups are ratios to the float32 baseline with the ends of their 95 % interval; times are in
-    seconds, memory in bytes, rates in samples per second.
+    "speedup" is a ratio to float32 at the recipe's batch, "throughput" to the samples per second of
+    the baseline's, each with the ends of its 95 % interval; times are in seconds, memory in bytes,
+    rates in samples per second.
     """
     recipe, evidence = profile.recipe, profile.evidence
     scale = recipe.loss_scale
@@ -68,7 +69,7 @@ def scalars_of(profile: Profile) -> dict[str, float]:
     }
     for name, ratio in (
         ("speedup", evidence.speedup),
-        ("speedup_same_batch", evidence.speedup_same_batch),
+        ("throughput", evidence.throughput),
     ):
         if ratio is not None and ratio.rounds:
             found |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}

@@ -18,7 +18,7 @@ EXAMPLES = """\
   autoprec tune model.py --slurm a100,l4          a SLURM job in each of two partitions
 """
 
-#: The exit code where some type's tuning failed; those of the others have their profiles.
+#: The exit code if some type's tuning failed; those of the others have their profiles.
 FAILED = 1
 
 

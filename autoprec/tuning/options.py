@@ -39,12 +39,10 @@ def _read_policies(given: str | Iterable[str | Policy]) -> tuple[Policy, ...]:
     return tuple(dict.fromkeys(Policy.parse(name) for name in names if name.strip()))
 
 
-def _read_policy(given: str | Policy) -> Policy | None:
-    """Read a name; float32 is what everything is compared with anyway."""
+def _read_policy(given: str | Policy) -> Policy:
     if not isinstance(given, str):
         raise TypeError(given)
-    policy = Policy.parse(given)
-    return None if policy is Policy.FLOAT32 else policy
+    return Policy.parse(given)
 
 
 def _read_checkpoint(given: str | Path) -> Path:
@@ -97,7 +95,7 @@ def _read_sampler(given: str) -> str:
     return given
 
 
-_BATCH_RULES = ("knee", "max")
+_BATCH_RULES = ("knee", "max", "goodput")
 
 
 def _read_batch(given: str | int) -> str:
@@ -163,17 +161,19 @@ class Options:
         new="result",
     ).says(
         "the policy you train with today, such as mixed_bfloat16: the result also says how much "
-        "faster the recipe is than that, at your batch (default: float32)"
+        "faster the recipe is than that, at your batch (default: the task file's BASELINE, else "
+        "float32)"
     )
     batch: Read[str | int, str] = _search(
         "knee",
-        "knee|max|N",
+        "knee|max|goodput|N",
         read_as=_read_batch,
-        expected='"knee", "max" or a batch such as 256',
+        expected='"knee", "max", "goodput" or a batch such as 256',
         new="study",
     ).says(
         "the batch, where the task file has no BATCH_SIZE: knee is the smallest within 2 % of the "
-        "most samples/s that the loader feeds, max that with the most samples/s; N is yours, and "
+        "most samples/s that the loader feeds, max that with the most samples/s, goodput that "
+        "which should reach a loss in the least time, by the gradient noise scale; N is yours, and "
         "everything runs at it (default: {default})"
     )
     batch_sizes: Read[str | Iterable[int] | None, tuple[int, ...] | None] = _search(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoprec.backends.protocol import DeviceMemory
+from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import name_recipe
@@ -28,6 +29,7 @@ from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
 from autoprec.tuning.search.first_answer import first_answer
+from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
@@ -46,6 +48,7 @@ from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_digest import source_digest
+from autoprec.workers.task_file import present_policy
 
 #: What a quick answer searches for: with start, first step and probe it comes in half a minute.
 QUICK_SEARCH_SECONDS = 15.0
@@ -54,7 +57,7 @@ QUICK_SEARCH_SECONDS = 15.0
 def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
-    digest = source_digest(job.task)
+    job, digest = with_present_policy(job), source_digest(job.task)
     with _lock(job):
         job = with_deadline(job)
         with contextlib.ExitStack() as closing:
@@ -133,10 +136,11 @@ def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
     """Search, race, prove and confirm."""
+    prover = Prover(job, study, preflight, runner)
     found = run_search(job, study, preflight, runner)
+    found = search_at_goodput(job, study, found, prover.noise_scale, runner)
     job.listener(Note(first_answer(found, job.options.policies)))
     search = run_race(job, study, found, runner)
-    prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)
     contention = job.contention_monitor.worst
@@ -174,6 +178,17 @@ def with_deadline(job: TuningJob) -> TuningJob:
     """Return the job with the deadline of its time limit, counted from now."""
     limit = job.options.time_limit
     return job if limit is None else replace(job, deadline=Deadline(time.monotonic(), limit))
+
+
+def with_present_policy(job: TuningJob) -> TuningJob:
+    """Return the job with the policy of its task's present training, if the file alone says it.
+
+    Float32 is what everything is compared with anyway, and none of its own.
+    """
+    task = job.task
+    policy = job.options.baseline or (present_policy(task.path) if task.plain else None)
+    named = None if policy is Policy.FLOAT32 else policy
+    return replace(job, options=replace(job.options, baseline=named))
 
 
 def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:

@@ -39,9 +39,11 @@ def sent(objects: Any, folder: Path | None) -> Iterator[Path]:
     name = name_of(objects)
     content = _dumped(name, objects)
     digest = hashlib.sha256(content).hexdigest()[:12]
-    parent = Path(tempfile.gettempdir()) / "autoprec" if folder is None else folder
-    place = parent / "objects" / digest
-    place.mkdir(parents=True, exist_ok=True)
+    if folder is None:
+        place = Path(tempfile.mkdtemp(prefix="autoprec-"))
+    else:
+        place = folder / "objects" / digest
+        place.mkdir(parents=True, exist_ok=True)
     try:
         path = place / f"{name}{SENT}"
         path.write_bytes(content)

@@ -29,6 +29,7 @@ from autoprec.workers.local_modules import (
     nodes_of,
     parsed,
 )
+from autoprec.workers.task_file import baseline_of
 from autoprec.workers.task_source import TaskSource
 
 #: What a task file is asked for; see `Task`.
@@ -135,13 +136,14 @@ class _Reached:
         """Note that a file is imported, with all that this runs."""
         if file not in self._modules:
             tree = parsed(file)
-            module = self._modules[file] = None if tree is None else self._module(tree, file)
-            if module is not None:
+            module = None
+            if tree is not None:
+                task = file == self._path
+                as_main = self._as_main and task
+                module = _Module(tree, file, self._top, task=task and not as_main, as_main=as_main)
                 self._waiting.append((file, ()))
+            self._modules[file] = module
         return self._modules[file]
-
-    def _module(self, tree: ast.Module, file: Path) -> _Module:
-        return _Module(tree, file, self._top, as_main=self._as_main and file == self._path)
 
     def _follow_all(self) -> None:
         """Follow what was found, and what is found on the way, to its end."""
@@ -206,7 +208,9 @@ class _Reached:
 class _Module:
     """One file: what runs when it is imported, what it defines, and where its names come from."""
 
-    def __init__(self, tree: ast.Module, file: Path, top: Path, *, as_main: bool) -> None:
+    def __init__(
+        self, tree: ast.Module, file: Path, top: Path, *, task: bool, as_main: bool
+    ) -> None:
         read: list[Any] = [node for node in nodes_of(tree) if node.__class__ is ast.Name]
         names_read = {node.id for node in read if isinstance(node.ctx, ast.Load)}
         ours = AutoprecNames(tree)
@@ -217,6 +221,8 @@ class _Module:
         self.reached: set[int] = set()
         for node in self._statements:
             names = _silently_bound(node, ours)
+            if task and baseline_of(node) is not None and not names & names_read:
+                continue  # it is read without running the file, and changes nothing there
             if isinstance(node, Definition) and not self._registers(node):
                 self.definitions.setdefault(node.name, []).append(node)
             elif names and names <= names_read:  # that they count, whoever reads them will say

@@ -23,6 +23,7 @@ from typing import Any
 from autoprec.backends import registry
 from autoprec.backends.protocol import Task
 from autoprec.core.codec import did_you_mean
+from autoprec.core.dtypes import Policy
 from autoprec.errors import ProfileError, TaskError, UsageError, UserCodeError
 
 _AUTOPREC_FOLDER = str(Path(__file__).parents[1]) + os.sep
@@ -54,6 +55,45 @@ def check_task_path(path: str | Path) -> Path:
     return file.resolve()
 
 
+_BASELINE = "BASELINE"
+
+
+def present_policy(path: Path) -> Policy | None:
+    """Return what a task's training runs in today: its BASELINE; None without one.
+
+    It is read without running the file, so that it may change while the task's trials hold. Raises
+    `TaskError` for one that names no policy.
+    """
+    found = None
+    for node in ast.parse(path.read_bytes()).body:
+        if baseline_of(node) is not None:
+            found = baseline_of(node)
+    if found is None:
+        return None
+    if not isinstance(found, ast.Constant) or not isinstance(found.value, str):
+        raise _wrong_baseline(path, f"{_BASELINE} = {ast.unparse(found)} given")
+    try:
+        return Policy.parse(found.value)
+    except UsageError as error:
+        raise _wrong_baseline(path, f"{_BASELINE}: {error}") from error
+
+
+def baseline_of(node: ast.stmt) -> ast.expr | None:
+    """Return the value that a statement gives to BASELINE; None for any other statement."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return None
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    named = [each.id for each in targets if isinstance(each, ast.Name)]
+    return node.value if named == [_BASELINE] else None
+
+
+def _wrong_baseline(path: Path, what: str) -> TaskError:
+    return TaskError(
+        f"{path.name}: {what}; expected a policy's name as text, on a line of its own at the top "
+        f'level, such as {_BASELINE} = "mixed_bfloat16". If it is something else, rename it'
+    )
+
+
 def load_task(path: Path) -> Task:
     """Run the task file and check what it defines.
 
@@ -72,6 +112,8 @@ def load_task(path: Path) -> Task:
                 + did_you_mean(name, [n for n, value in vars(module).items() if callable(value)])
             )
     _reject_near_misses(module, path)
+    if hasattr(module, _BASELINE) and present_policy(path) is None:
+        raise _wrong_baseline(path, f"{_BASELINE} is not assigned where the file shows it")
     optional = {name: _defined_function(module, path, name) for name in _OPTIONAL_FUNCTIONS}
     for name, function in (required | optional).items():
         _check_signature(path, name, function)
@@ -119,7 +161,7 @@ _SIMILARITY_CUTOFF = 0.85
 
 def _reject_near_misses(module: ModuleType, path: Path) -> None:
     """Raise `TaskError` for a name so close to an optional one that it must be a typo."""
-    settings = ("BATCH_SIZE", "CLIP_GRAD_NORM")
+    settings = ("BATCH_SIZE", "CLIP_GRAD_NORM", _BASELINE)
     for name, value in vars(module).items():
         if name.startswith("_"):
             continue

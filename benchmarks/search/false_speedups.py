@@ -76,7 +76,7 @@ def claim_of(where: str, profile: Profile) -> Tuned:
     """
     recipe, evidence = profile.recipe, profile.evidence
     other = recipe.policy is not Policy.FLOAT32 or bool(recipe.knobs)
-    return Tuned(where, other, evidence.speedup, bool(evidence.inconclusive))
+    return Tuned(where, other, evidence.over_baseline, bool(evidence.inconclusive))
 
 
 # With torch --------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecError, NoFeasibleRecipe, TaskError, TrialFailure, UsageError
 from autoprec.fleet.driver import MAX_LOSSES, FleetJob, portable_options, tune_fleet
 from autoprec.fleet.journals import studies_folder
-from autoprec.fleet.messages import Journal, Message, ProbeRequest, Request
-from autoprec.fleet.scheduler import NodeLost, NoRoom
+from autoprec.fleet.messages import Journal, Message, NodeLost, NoRoom, Request
 from autoprec.profiles import load_folder
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.options import Options
@@ -58,7 +57,7 @@ class ScriptedScheduler:
         self.requests: list[tuple[str, Request]] = []
         self.stopped: list[str] = []
 
-    def probe(self, request: ProbeRequest) -> Sequence[NodeReport]:
+    def probe(self, request: Request) -> Sequence[NodeReport]:
         return self.reports
 
     def start(self, node: NodeReport, request: Request) -> ScriptedSession:
@@ -167,6 +166,8 @@ def test_what_was_lost_begins_again_on_its_node_with_the_journal(fleet: Fleet) -
     scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [lost, [profile(ZEN4)]]})
     fleet.tune(scheduler, Options(fresh=True))
     (_, first), (_, second) = scheduler.requests
+    assert first.options is not None
+    assert second.options is not None
     assert (first.journal, first.options.fresh) == ("", True)
     assert (second.journal, second.options.fresh, second.out_of_memory) == (LINE, False, "")
     assert "lost on a: its worker was killed; finished trials are kept" in fleet.notes
@@ -272,4 +273,5 @@ def test_a_database_server_is_used_by_the_nodes_and_no_journal_is_sent(fleet: Fl
     scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [[profile(ZEN4)]]})
     fleet.tune(scheduler, Options(storage=url))
     ((_, request),) = scheduler.requests
+    assert request.options is not None
     assert (request.options.storage, request.journal) == (url, "")

@@ -86,7 +86,7 @@ def test_a_checkpoint_is_kept_as_the_place_of_a_file_that_can_be_read(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"batch": 0}, '`batch` 0 given, expected "knee", "max" or a batch such as 256; give that'),
+        ({"batch": 0}, '`batch` 0 given, expected "knee", "max", "goodput" or a batch such as'),
         ({"batch": "kneee"}, "`batch` 'kneee' given, expected"),
         ({"batch": True}, "`batch` True given, expected"),
         ({"batch": 64, "batch_sizes": [64]}, "`batch=64` and `batch_sizes` given: give one or the"),

@@ -72,7 +72,7 @@ def _of_dataset(dataset: Any, name: str) -> Batches:
         raise TaskError(f"{name}: the Dataset yields no batches; expected at least one")
     specs = keras.tree.flatten(dataset.element_spec)
     own = _samples(first)
-    shapes = [getattr(spec, "shape", None) for spec in specs]
+    shapes: list[Any] = [getattr(spec, "shape", None) for spec in specs]
     if own is None or any(shape is None or not shape.rank for shape in shapes):
         fixed = "the Dataset yields batches that hold more than tensors with the samples first"
         return Batches(lambda _: dataset, own, f"{fixed}; {_OTHERWISE}")

@@ -85,12 +85,12 @@ def find_bound(
     launching = min(1.0, launch_seconds / step_seconds)
     overhead = _overhead_share(samples, step_seconds, curve)
     update = min(1.0, update_seconds / step_seconds)
-    found = _Shares(share, memory, launching, update, overhead, *operator)
-    name, sentence = _limit(step_seconds, found, data_seconds)
+    shares = _Shares(share, memory, launching, update, overhead, *operator)
+    name, sentence = _limit(step_seconds, shares, data_seconds)
     return Bound(name, share, sentence, memory)
 
 
-def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[str, str]:
+def _limit(step_seconds: float, shares: _Shares, data_seconds: float) -> tuple[str, str]:
     """Return the limit's name, and a sentence with its numbers."""
     shown = milliseconds(step_seconds)
     if data_seconds > step_seconds:
@@ -99,32 +99,32 @@ def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[st
             f"the loader needs {milliseconds(data_seconds)} for a step of {shown}: training waits "
             "for data",
         )
-    arithmetic, memory = found.arithmetic or 0.0, found.memory or 0.0
+    arithmetic, memory = shares.arithmetic or 0.0, shares.memory or 0.0
     computing = milliseconds(min(1.0, arithmetic) * step_seconds)  # the peak was measured, too
-    known = "" if found.arithmetic is None else computing
+    known = "" if shares.arithmetic is None else computing
     if max(arithmetic, memory) >= EXPLAINING_SHARE:
         if arithmetic >= min(1.0, memory):
             return ARITHMETIC, f"{known} of arithmetic in a step of {shown}"
         moving = milliseconds(min(1.0, memory) * step_seconds)
         return MEMORY, f"{moving} of memory traffic in a step of {shown}"
-    if found.launching >= EXPLAINING_SHARE:
-        launching = milliseconds(found.launching * step_seconds)
+    if shares.launching >= EXPLAINING_SHARE:
+        launching = milliseconds(shares.launching * step_seconds)
         return (
             "launches",
             f"launching its kernels one by one takes some {launching} of a step of {shown}",
         )
-    if found.update >= EXPLAINING_SHARE:
-        updating = milliseconds(found.update * step_seconds)
+    if shares.update >= EXPLAINING_SHARE:
+        updating = milliseconds(shares.update * step_seconds)
         return UPDATE, f"the optimizer's update takes {updating} of a step of {shown}"
-    if found.overhead is not None and found.overhead > EXPLAINING_SHARE:
+    if shares.overhead is not None and shares.overhead > EXPLAINING_SHARE:
         what = f"{known} of arithmetic in " if known else ""
         return "overhead", f"the step is overhead-bound: {what}{shown}"
-    why = unexplained(found.arithmetic, found.memory)
-    if found.operator and found.operator_share >= EXPLAINING_SHARE:
-        share = f"{found.operator_share:.0%}"
+    why = unexplained(shares.arithmetic, shares.memory)
+    if shares.operator and shares.operator_share >= EXPLAINING_SHARE:
+        share = f"{shares.operator_share:.0%}"
         return (
-            f"the operator {found.operator}",
-            f"the step takes {shown}, {share} of it in one operator, {found.operator}; {why}",
+            f"the operator {shares.operator}",
+            f"the step takes {shown}, {share} of it in one operator, {shares.operator}; {why}",
         )
     return UNKNOWN, f"the step takes {shown}; {why}"
 

@@ -72,7 +72,7 @@ def fleet_status(
 
     `prices` maps names to costs per hour. A name is matched against the words of a device's name
     and family: "a100" is the price of "NVIDIA A100-SXM4-40GB". Raises `UsageError` for a name that
-    matches nothing, and where two names match a device equally well.
+    matches nothing, and if two names match a device equally well.
     """
     _check_prices(profiles, prices)
     versions = {file: _versions(each) for file, each in profiles.items()}
@@ -223,14 +223,11 @@ def _check_prices(profiles: Mapping[str, Profile], prices: Mapping[str, float]) 
 
 def _price_of(made: Fingerprint, prices: Mapping[str, float]) -> float | None:
     """Return a device's cost per hour: that of the name with the most words that match."""
-    found = sorted(
-        ((len(_words(name)), name) for name in prices if _matches(name, made)), reverse=True
-    )
-    if not found:
-        return None
-    if len(found) > 1 and found[0][0] == found[1][0]:
+    words = {name: len(_words(name)) for name in prices if _matches(name, made)}
+    best, *others = sorted(words, key=lambda name: (words[name], name), reverse=True) or [""]
+    if others and words[best] == words[others[0]]:
         raise UsageError(
-            f"two prices for {made.name or made.family}: {found[0][1]} and {found[1][1]}; give "
-            "one, or name the device with more words"
+            f"two prices for {made.name or made.family}: {best} and {others[0]}; give one, or name "
+            "the device with more words"
         )
-    return prices[found[0][1]]
+    return prices.get(best)

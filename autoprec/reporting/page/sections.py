@@ -80,7 +80,7 @@ def gain(profile: Profile) -> str:
         [text(part.what), part.speedup.in_words(show=number), text(part.against)]
         for part in evidence.waterfall
     ]
-    drawn = charts.waterfall(evidence.waterfall, evidence.speedup)
+    drawn = charts.waterfall(evidence.waterfall, evidence.over_baseline)
     caption = (
         "One thing after another switched off, timed in alternation; the parts multiply to the "
         "whole. Lines are 95 % intervals."
@@ -276,7 +276,7 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
     rows = []
     for name, profile in profiles.items():
         evidence = profile.evidence
-        alike = evidence.speedup_same_batch
+        larger = evidence.throughput
         rate = evidence.chosen.samples_per_second
         rows.append(
             [
@@ -284,14 +284,14 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
                 text(profile.task.file),
                 text(profile.describe_recipe()),
                 evidence.speedup.in_words(show=number) if evidence.speedup.rounds else "",
-                alike.in_words(show=number) if alike is not None else "",
+                larger.in_words(show=number) if larger is not None else "",
                 shown(rate or None, rate_text),
                 text("inconclusive" if evidence.inconclusive else evidence.parity.verdict),
                 text(profile.created[:10]),
                 f"<code>{text(name)}</code>",
             ]
         )
-    head = ["device", "task", "recipe", "speed-up", "at the same batch", "throughput"]
+    head = ["device", "task", "recipe", "speed-up", "with its batch", "samples/s"]
     return section("Profiles by device", table([*head, "trains", "tuned", "file"], rows))
 
 

@@ -323,7 +323,7 @@ def test_the_report_shows_what_is_there_and_says_what_is_not(tmp_path: Path) -> 
         {"task": "mlp", "recipe": plain, "over_float32": ratio},
         {"task": "mlp", "recipe": {**plain, "compile": True}, "failed": "no compiler"},
     ]
-    evidenced = {"speedup": ratio, "speedup_same_batch": {**ratio, "ratio": 1.95}}
+    evidenced = {"throughput": ratio, "speedup": {**ratio, "ratio": 1.95}}
     tuned = [{"task": "mlp", "recipe": plain, "evidence": evidenced}]
     judged = {"policy": "float16", "verdict": "equal", "truth": "broken"}
     here = {**judged, "policy": "bfloat16", "truth_here": "healthy"}

@@ -149,22 +149,38 @@ def _is_changeable(layer: Any) -> bool:
 def user_float32_layers(units: Sequence[LayerUnit]) -> Iterator[LayerUnit]:
     """Yield the layers that their author made float32, unlike the rest of the model.
 
-    In a mixed model those are its float32 layers. In a float32 one they are told by the policy
-    object: layers share the one that was Keras's global policy, but for those given a `dtype` of
-    their own. Layers read from a file share none, so where such are the rule they say nothing.
+    Layers share the policy object that was Keras's global policy, but for those given a `dtype` of
+    their own. Where they share none, as layers read from a file do, the float32 ones of a mixed
+    model were made so; those of a float32 model say nothing where objects of their own are the
+    rule.
     """
     layers = [u for u in units if not isinstance(u.layer, keras.layers.InputLayer | keras.Model)]
-    policies = {id(unit.layer): own_policy(unit.layer) for unit in units}
-    if any(policies[id(unit.layer)].name.startswith("mixed_") for unit in layers):
+    policies = {id(unit.layer): _policy_given_to(unit) for unit in units}
+    shared = collections.Counter(id(policies[id(unit.layer)]) for unit in layers)
+    mixed = [u for u in layers if policies[id(u.layer)].name.startswith("mixed_")]
+    most = max(shared.values(), default=0)
+    if mixed and (most == 1 or any(shared[id(policies[id(u.layer)])] == most for u in mixed)):
         with_own_policy = layers
     else:
-        shared = collections.Counter(id(policies[id(unit.layer)]) for unit in layers)
         with_own_policy = [
             unit for unit in layers if _has_own_policy_object(unit, policies, shared)
         ]
         if len(with_own_policy) == len(layers) or len(with_own_policy) > max(2, len(layers) // 2):
             return
     yield from (unit for unit in with_own_policy if policies[id(unit.layer)].name == "float32")
+
+
+def _policy_given_to(unit: LayerUnit) -> Any:
+    """Return a layer's policy, or the one around it where the layer says no other.
+
+    `Bidirectional` makes its layers anew from their configuration, with policy objects of their
+    own.
+    """
+    own = own_policy(unit.layer)
+    if unit.parent is None or not isinstance(unit.parent.layer, keras.layers.Bidirectional):
+        return own
+    around = own_policy(unit.parent.layer)
+    return around if around.name == own.name else own
 
 
 def _has_own_policy_object(
@@ -186,11 +202,19 @@ def _has_own_policy_object(
 def unreached(
     units: Sequence[LayerUnit], policy: Policy, islands: Sequence[LayerUnit]
 ) -> list[str]:
-    """Say that a mixed policy does nothing where no layer with weights computes in its dtype."""
-    others = (unit for unit in units if unit not in islands)
-    layers = [each for unit in others for each in unit.members if _own_variables(each)]
+    """Say that a mixed policy does nothing where no layer with weights computes in its dtype.
+
+    A layer that is not built yet may get weights.
+    """
+    members = [each for unit in units if unit not in islands for each in unit.members]
+    layers = [each for each in members if _own_variables(each)]
     found = {effective_policy(each).name for each in layers}
-    reached = any(dtype_name(each.compute_dtype) == policy.compute_dtype.value for each in layers)
+    computes = policy.compute_dtype.value
+    reached = any(
+        dtype_name(each.compute_dtype) == computes
+        for each in members
+        if _own_variables(each) or not each.built
+    )
     if not policy.mixed or not layers or reached:
         return []
     return [

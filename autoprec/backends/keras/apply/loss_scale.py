@@ -15,6 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from autoprec.backends.keras.apply.changed_gradients import TAPES
 from autoprec.backends.keras.apply.method_hooks import Hook
 from autoprec.backends.keras.apply.optimizer_saving import (
     SavedAsGiven,
@@ -33,6 +34,9 @@ from autoprec.errors import AutoprecWarning
 
 #: What a `ScaledOptimizer` counts, besides Keras's own scale and growth counter.
 COUNTS = ("attempted", "skips", "drops", "growths", "floor_step")
+
+#: Of how many updates in Python it is looked whether the script changed their gradients.
+_LOOKS = 3
 
 #: Everything that says where a loss scale stands.
 STATE_VARIABLES = ("dynamic_scale", "step_counter", *COUNTS)
@@ -67,6 +71,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         self.floor = floor
         self.mode = mode
         self._scales = self._warned = False
+        self._looks = _LOOKS
 
     @classmethod
     def of(cls, inner_optimizer: Any, scale: LossScale) -> ScaledOptimizer:
@@ -87,8 +92,14 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         return self.add_variable(shape=(), dtype="int", initializer="zeros", name=name)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Scale the loss; gradients are unscaled from now on."""
+        """Scale the loss, and unscale gradients from then on; or scale a limit to gradients."""
+        if isinstance(loss, int | float):
+            self._looks = 0  # the script knows what it changes
+            TAPES.stop(self)
+            return super().scale_loss(loss)
         self._scales = True
+        if self._looks and replica_count() == 1:
+            TAPES.watch(self)
         return super().scale_loss(loss)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -106,8 +117,28 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
                 AutoprecWarning,
                 stacklevel=2,
             )
+        if self._looks:
+            self._looks -= 1
+            self._warn_of_changes(grads, trainable_variables or self._trainable_variables)
         super().apply(grads, trainable_variables)
         STATE.end_step()
+
+    def _warn_of_changes(self, grads: Any, variables: Any) -> None:
+        """Warn, once, of gradients that were changed before they are unscaled."""
+        if not TAPES.changed(self, grads, variables):
+            return
+        self._looks = 0
+        warnings.warn(
+            f"{innermost_optimizer(self).name} is given other gradients than the tape returned: "
+            "what changed them, such as clipping, saw them multiplied by the loss scale of "
+            "float16, and is as many times too strong or too weak. Let the optimizer clip "
+            "(global_clipnorm=1.0, clipnorm or clipvalue), or scale what you compare them with or "
+            "add to them: tf.clip_by_global_norm(gradients, optimizer.scale_loss(1.0)). Sums and "
+            "means of gradients are right as they are (silence: "
+            "warnings.simplefilter('ignore', AutoprecWarning))",
+            AutoprecWarning,
+            stacklevel=3,
+        )
 
     def check_finite(self, grads: Any) -> Any:
         """Say whether every gradient is finite, on every replica.

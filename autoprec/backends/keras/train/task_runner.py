@@ -298,7 +298,9 @@ class GradientRecorder:
         return getattr(self._optimizer, name)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Keep the loss; return it scaled."""
+        """Keep the loss; return it scaled. A number is no loss, but a limit to gradients."""
+        if isinstance(loss, int | float):
+            return keras.ops.multiply(keras.ops.cast(self._scale, "float32"), loss)
         self.loss = loss
         return keras.ops.multiply(loss, keras.ops.cast(self._scale, loss.dtype))
 

@@ -35,7 +35,12 @@ from autoprec.backends.torch.apply.float32_islands import (
 from autoprec.backends.torch.apply.forward_wrappers import is_compiled, wrappers_on
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
-from autoprec.backends.torch.dtypes import autocast_dtype, dtype_name
+from autoprec.backends.torch.dtypes import (
+    EXACT_DTYPES,
+    LOW_DTYPES,
+    autocast_dtype,
+    dtype_name,
+)
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 
@@ -81,6 +86,7 @@ class LoopCheck:
         self._owners: list[weakref.ref[Any]] = []
         self._model = weakref.ref(model)
         self._given = bool(optimizers)
+        self._dtypes = _dtypes_of(unwrap(model))
         self._concerned: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
         self._concerned = weakref.WeakKeyDictionary(dict.fromkeys(optimizers, True))
         self.is_over = False
@@ -145,9 +151,8 @@ class LoopCheck:
         if found:
             lines = _LINES if self._given else f"{_LINES}, and give apply_profile the optimizer"
             _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {lines}")
-        if self._dtype is not None:
-            for fault in self._faults_of_the_model(unwrap(model)):
-                _warn(fault)
+        for fault in self._faults_of_the_model(unwrap(model)):
+            _warn(fault)
         # What one network's loss leaves in another is the loop's to clear. With accumulation a
         # zero_grad() is an error.
         if self._zero_grads == {False} and self._recipe.accumulation_steps == 1:
@@ -194,8 +199,18 @@ class LoopCheck:
 
     def _faults_of_the_model(self, root: nn.Module) -> Iterator[str]:
         """Say what was done to the model since, and what its parameters' hooks get to see."""
+        policy = self._recipe.policy
+        cast = (_dtypes_of(root) - self._dtypes) & {*LOW_DTYPES, *EXACT_DTYPES}
+        if cast:
+            yield (
+                f"the weights became {' and '.join(sorted(map(dtype_name, cast)))} after "
+                f"apply_profile: {policy} keeps them in float32 and chooses what to compute in. "
+                "Leave out model.to(dtype) and the like"
+            )
+        if self._dtype is None:
+            return
         again = "call apply_profile again, once the model is complete and in place"
-        replaced, policy = _replaced(root, self._recipe), self._recipe.policy
+        replaced = _replaced(root, self._recipe)
         if replaced:
             yield (
                 f"{' and '.join(replaced)} came into the model after apply_profile, which keeps "
@@ -344,6 +359,10 @@ def _replaced(root: nn.Module, recipe: Recipe) -> list[str]:
         if not (isinstance(module, NEVER_CALLED) or any(isinstance(w, kind) for w in wrappers)):
             found.append(path or "the model's forward")
     return found
+
+
+def _dtypes_of(model: nn.Module) -> set[torch.dtype]:
+    return {parameter.dtype for parameter in model.parameters()}
 
 
 def _has_gradients(owner: Any) -> bool:

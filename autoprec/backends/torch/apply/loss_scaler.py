@@ -108,12 +108,19 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     ) -> dict[torch.device, torch.Tensor]:
         """Unscale complex gradients as the pairs of real numbers they are, like all others.
 
-        torch has no kernel for complex ones.
+        torch has no kernel for complex ones, and unscales no float16.
         """
         seen: Any = _AsReal(optimizer) if self._has_complex(optimizer) else optimizer
-        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
-            seen, inv_scale, found_inf, allow_fp16
-        )
+        try:
+            found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
+                seen, inv_scale, found_inf, allow_fp16
+            )
+        except ValueError as error:  # torch's word for it
+            raise UsageError(
+                "parameters are float16, whose gradients cannot be unscaled: under mixed_float16 "
+                "the weights stay in float32, and the policy chooses what to compute in. Leave out "
+                "model.half() and model.to(torch.float16)"
+            ) from error
         return found
 
     def _has_complex(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -55,10 +55,10 @@ class TrainerStandIn:
     def num_training_batches(self) -> int | float:
         """Return the batches in an epoch; infinite where the loader has no length."""
         try:
-            count = len(self.train_dataloader)
+            count: int = len(self.train_dataloader)
         except TypeError:
             return math.inf
-        limit = self._trainer.limit_train_batches
+        limit: int | float | None = self._trainer.limit_train_batches
         if isinstance(limit, int):
             return min(count, limit)
         return count if limit is None else int(count * limit)
@@ -70,7 +70,7 @@ class TrainerStandIn:
         batches = self.num_training_batches
         if epochs in (None, -1) or batches == math.inf:
             return math.inf if steps == -1 else int(steps)
-        counted = math.ceil(batches / self._trainer.accumulate_grad_batches) * max(epochs, 1)
+        counted: int = math.ceil(batches / self._trainer.accumulate_grad_batches) * max(epochs, 1)
         return counted if steps == -1 else min(counted, int(steps))
 
     def __getattr__(self, name: str) -> Any:

@@ -264,6 +264,40 @@ def test_a_layer_its_author_made_float32_stays_and_one_from_a_file_is_no_such(
     assert [layer.compute_dtype for layer in tuned.layers[1:]] == ["bfloat16"] * 4
 
 
+def test_what_bidirectional_makes_and_one_mixed_layer_leave_the_others_to_the_profile() -> None:
+    layers, mixed = keras.layers, keras.DTypePolicy("mixed_float16")
+    model = keras.Sequential(
+        [
+            layers.Input((4, 8)),
+            layers.Bidirectional(layers.LSTM(4, return_sequences=True)),
+            layers.Bidirectional(layers.GRU(4, dtype="float32"), dtype="float32"),
+            layers.LayerNormalization(dtype=mixed),
+            layers.Dense(8, dtype="float32", name="mine"),
+            *(layers.Dense(4) for _ in range(4)),
+        ]
+    )
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16)
+    with KerasSurgeon().apply(recipe, model=model) as precision:
+        both = [(each.forward_layer, each.backward_layer) for each in model.layers[:2]]
+        assert [[each.compute_dtype for each in pair] for pair in both] == [
+            ["bfloat16"] * 2,
+            ["float32"] * 2,
+        ]
+        others = [each.compute_dtype for each in model.layers[2:]]
+        assert others == ["bfloat16", "float32", *["bfloat16"] * 4]
+        assert "mine" in precision.report.kept
+
+
+def test_a_model_whose_preparing_layer_alone_is_built_is_reached() -> None:
+    normal = keras.layers.Normalization()
+    normal.adapt(data()[0])
+    model = keras.Sequential([normal, keras.layers.Dense(4)])
+    with KerasSurgeon().apply(Recipe(policy=Policy.MIXED_BFLOAT16), model=model) as precision:
+        assert not precision.warnings
+        model(data()[0])
+        assert model.layers[1].compute_dtype == "bfloat16"
+
+
 def test_a_policy_the_task_sets_when_imported_holds_for_every_session() -> None:
     seen = []
 

@@ -100,5 +100,5 @@ def test_a_schedule_that_rises_is_at_its_peak() -> None:
 def test_a_compiled_model_is_the_one_inside() -> None:
     model = net()
     optimizer = optimizer_of(model)
-    master = MasterCopy("task", torch.compile(model), optimizer)
+    master = MasterCopy("task", torch.compile(model, backend="eager"), optimizer)
     assert type(master.build_model()) is Net
