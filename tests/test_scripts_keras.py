@@ -57,6 +57,7 @@ Path("train.py").unlink()
 """
 
 
+@pytest.mark.slow
 def test_a_script_trains_in_its_worker_and_goes_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

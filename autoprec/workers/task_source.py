@@ -22,7 +22,7 @@ from autoprec.workers.task_file import check_task_path
 #: What a task file defines. A script may happen to define one of them, too, or import both.
 _OF_A_TASK_FILE = ("build_model", "build_data")
 
-#: A file that calls one of these of something trains a model by itself.
+#: A file that calls what has one of these names trains a model by itself.
 _TRAINING_CALLS = frozenset({"fit", "train", "backward", "apply_gradients"})
 _SIMILARITY_CUTOFF = 0.85
 
@@ -122,9 +122,9 @@ def _is_task_file(path: Path) -> bool:
     if all(found) or not any((*found, *(_similar(each, imported) for each in _OF_A_TASK_FILE))):
         return all(found)
     tree = parsed(path)
-    calls = () if tree is None else (each for each in nodes_of(tree) if isinstance(each, ast.Call))
-    called = {each.func.attr for each in calls if isinstance(each.func, ast.Attribute)}
-    return not called & _TRAINING_CALLS
+    nodes = () if tree is None else nodes_of(tree)
+    called = {ast.unparse(each.func) for each in nodes if isinstance(each, ast.Call)}
+    return not {name.rpartition(".")[2] for name in called} & _TRAINING_CALLS
 
 
 def _similar(wanted: str, names: set[str]) -> bool:

@@ -119,6 +119,7 @@ def lightning(package: str = "lightning", before: str = "pass", settings: str = 
     )
 
 
+@pytest.mark.slow
 def test_lightnings_fit_is_served_and_a_killed_worker_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_loop_of_its_own_ends_at_its_first_update(
     assert project.files() == project.before
 
 
+@pytest.mark.slow
 def test_wrong_arguments_and_errors_show_what_the_script_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

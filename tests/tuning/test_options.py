@@ -24,7 +24,10 @@ SETTINGS = [each.name for each in settings_of(Options)]
 @pytest.mark.parametrize("function", [tune, plan])
 def test_the_signature_has_every_setting_with_what_it_may_be_given_as(function: Any) -> None:
     parameters = inspect.signature(function).parameters
-    assert list(parameters) == ["task", *SETTINGS, "device", "options", "listener"]
+    assert list(parameters) == [
+        *("task", *SETTINGS),
+        *("script", "at", "arguments", "device", "options", "listener"),
+    ]
     assert [each.name for each in dataclasses.fields(Options)] == SETTINGS
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in SETTINGS)
     assert parameters["trials"].annotation == int | None

@@ -66,7 +66,7 @@ Path(__file__).with_name("written").touch()
 """
 
 
-class Parked(BaseException):
+class Parked(KeyboardInterrupt):
     """Where the worker would serve, and end."""
 
 
