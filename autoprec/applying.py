@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec.backends.shared.worker_process import in_worker, note
 from autoprec.core.device.facts import DeviceFacts
-from autoprec.core.numerics.watching import EVERY, Action, check_settings
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
+from autoprec.core.watch_settings import EVERY, Action, check_settings
 from autoprec.errors import AutoprecError, AutoprecWarning, UsageError
 from autoprec.profile_selection import recipe_for
 from autoprec.profiles import load_profile

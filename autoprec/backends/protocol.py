@@ -26,9 +26,9 @@ from autoprec.core.numerics.traces import (
     Trajectory,
     UnitTrace,
 )
-from autoprec.core.numerics.watching import Action
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.core.watch_settings import Action
 
 Engine = Literal["ddp", "fsdp2"]
 """How ranks that we start share a step: DistributedDataParallel, or FSDP2's `fully_shard`."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autoprec.backends import registry
 from autoprec.backends.shared.what_ran import WhatRan
-from autoprec.core.numerics.watching import EVERY, Action, WatchedStep
+from autoprec.core.numerics.watching import WatchedStep
+from autoprec.core.watch_settings import EVERY, Action
 from autoprec.errors import UsageError
 from autoprec.integrations.checks import Checks
 from autoprec.integrations.chosen import FRAMEWORK, ChosenProfile

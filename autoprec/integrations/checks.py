@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autoprec.core.numerics.watching import WatchedStep, check_settings
+from autoprec.core.numerics.watching import WatchedStep
+from autoprec.core.watch_settings import check_settings
 
 if TYPE_CHECKING:
     from autoprec.backends.torch.apply.attached import AttachedRecipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from autoprec.core.numerics.watching import Action
+from autoprec.core.watch_settings import Action
 
 
 class Settings(TypedDict, total=False):

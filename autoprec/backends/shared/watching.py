@@ -16,11 +16,11 @@ from autoprec.core.numerics.watching import (
     CONFIRM_AFTER,
     FAILED_IN_A_ROW,
     WAITED_FOR,
-    Action,
     WatchedStep,
     named,
     next_check,
 )
+from autoprec.core.watch_settings import Action
 from autoprec.errors import AutoprecError, AutoprecWarning
 
 _WHERE = (

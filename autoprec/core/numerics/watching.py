@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import percent
@@ -23,7 +22,6 @@ from autoprec.core.numerics.single_step import (
     TRANSIENT_FACTOR,
 )
 from autoprec.core.numerics.tolerance import Tolerance, chance, finite_or_none
-from autoprec.errors import UsageError
 
 FIRST_DOUBLED = 100
 """After the first update checks are due at this one, then at twice it, and so on."""
@@ -289,27 +287,3 @@ def _wrong_modules(
         if error > allowed and null < DEFINED:
             wrong.append(path)
     return sorted(wrong, key=lambda path: -found.modules[path])
-
-
-EVERY = 2000
-"""The most updates between two checks, unless `watch_every` says otherwise."""
-
-Action = Literal["warn", "float32", "raise"]
-ACTIONS = ("warn", "float32", "raise")
-
-
-def check_settings(watch: object, every: object) -> Action | None:
-    """Return what to do about a fault, None for no watch; `UsageError` for other settings."""
-    if watch is False or watch is None:
-        return None
-    if watch not in ACTIONS:
-        raise UsageError(
-            f"watch={watch!r} given, expected 'warn', 'float32', 'raise' or False (no checks "
-            "during training)"
-        )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise UsageError(
-            f"watch_every={every!r} given, expected the most updates between two checks: {EVERY}, "
-            "or another whole number from 1"
-        )
-    return watch  # type: ignore[return-value]

@@ -15,12 +15,12 @@ from autoprec.core.numerics.watching import (
     GradientPair,
     StepJudge,
     WatchedStep,
-    check_settings,
     compared_gradients,
     judge,
     named,
     next_check,
 )
+from autoprec.core.watch_settings import check_settings
 from autoprec.errors import UsageError
 
 HEALTHY = Difference(

@@ -34,8 +34,8 @@ from autoprec.backends.keras.apply.unreached_updates import UpdateWatch
 from autoprec.backends.keras.watch.watch import Watch
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.watching import Action
 from autoprec.core.recipe import Recipe
+from autoprec.core.watch_settings import Action
 from autoprec.errors import AutoprecWarning
 
 #: Ends the watch for new models that is kept, if one is: there is one global policy.

@@ -19,7 +19,8 @@ from autoprec.backends.keras.apply.replicas import replica_count
 from autoprec.backends.keras.watch.check import Check
 from autoprec.backends.keras.watch.float32_layers import candidates
 from autoprec.backends.shared.watching import CheckLog
-from autoprec.core.numerics.watching import Action, WatchedStep
+from autoprec.core.numerics.watching import WatchedStep
+from autoprec.core.watch_settings import Action
 
 
 class Watch:

@@ -33,8 +33,8 @@ from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.backends.torch.watch.watch import Watch, is_watchable
 from autoprec.core.device.facts import DeviceFacts
-from autoprec.core.numerics.watching import Action
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.watch_settings import Action
 from autoprec.errors import AutoprecWarning, UsageError
 
 _MEMORY_KEPT = f"{KEEP_MEMORY}=True"

@@ -28,8 +28,9 @@ from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
 from autoprec.backends.torch.watch.check import Check
 from autoprec.backends.torch.watch.live_islands import islands_of, set_islands, whole_model
 from autoprec.backends.torch.watch.repeated_call import nothing_changed
-from autoprec.core.numerics.watching import Action, WatchedStep
+from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.recipe import Recipe
+from autoprec.core.watch_settings import Action
 
 _TRIES = 8
 """Updates that are waited for a call with gradients before a check is left out."""
