@@ -44,7 +44,12 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch, index):
         self.log("seen", index)
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        try:
+            if len(batch[0]) > 48:
+                raise torch.OutOfMemoryError("out of memory")
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        except torch.OutOfMemoryError:
+            return None  # as some do to pass over a long batch
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=arguments.rate)
@@ -175,7 +180,7 @@ def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
     assert project.started == begun + 1  # only to see that it is the same training
 
 
-def test_the_second_fit_is_served_where_it_was_asked_for(
+def test_the_second_fit_is_served_and_a_swallowed_lack_of_memory_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet = "logger=False, enable_checkpointing=False, enable_progress_bar=False"
@@ -187,6 +192,9 @@ def test_the_second_fit_is_served_where_it_was_asked_for(
         assert loaded.found.startswith(f"train.py:{project.line('found.fit')} ")
         facts = runner.call("describe", batch_size=16, seed=0)
         assert facts.parameters == 8 * 2 + 2
+        with pytest.raises(WorkerFailure) as swallowed:
+            runner.call("measure", recipe=Recipe(batch_size=64), seed=0, budget=QUICK)
+        assert swallowed.value.kind is FailureKind.OUT_OF_MEMORY
     assert project.files() == project.before
 
 
