@@ -123,11 +123,8 @@ class CallWatch:
         }
         patches["torch.optim.optimizer"] = self._watch_torch
         patches["keras.src.optimizers.base_optimizer"] = self._watch_keras
-        patches["transformers.training_args"] = _save_nothing
-        for name, patch in patches.items():
-            if name in sys.modules:
-                patch(sys.modules[name])
-        sys.meta_path.insert(0, _PatchingFinder(patches))
+        patches["transformers.training_args"] = self._save_nothing
+        patch_on_import(patches)
 
     def end(self) -> None:
         """Watch no more: every call and every update is what it was."""
@@ -164,10 +161,14 @@ class CallWatch:
             self._inside -= 1
 
     def _watch_torch(self, module: ModuleType) -> None:
+        if self._over:
+            return
         handle = module.register_optimizer_step_pre_hook(lambda *_: self._update())
         self._undo.append(handle.remove)
 
     def _watch_keras(self, module: ModuleType) -> None:
+        if self._over:
+            return
         owner = module.BaseOptimizer
         original = owner.apply
 
@@ -179,14 +180,23 @@ class CallWatch:
         owner.apply = apply
         self._undo.append(lambda: setattr(owner, "apply", original))
 
+    def _save_nothing(self, module: ModuleType) -> None:
+        """Keep Transformers' Trainer from making its output folder, which it does when made."""
+        owner = module.TrainingArguments
+        original = owner.should_save
+        owner.should_save = property(lambda arguments: self._over and original.fget(arguments))
+
     def _update(self) -> None:
         if not (self._over or self._inside):
             self.looped()
 
 
-def _save_nothing(module: ModuleType) -> None:
-    """Keep Transformers' Trainer from making its output folder, which it does when it is made."""
-    module.TrainingArguments.should_save = property(lambda self: False)
+def patch_on_import(patches: Mapping[str, Patch]) -> None:
+    """Change modules, by name, as soon as they are imported; those that are already, at once."""
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _PatchingFinder(patches))
 
 
 class _PatchingFinder(MetaPathFinder):
