@@ -123,7 +123,7 @@ class CallWatch:
         }
         patches["torch.optim.optimizer"] = self._watch_torch
         patches["keras.src.optimizers.base_optimizer"] = self._watch_keras
-        patches["transformers.training_args"] = _save_nothing
+        patches["transformers.training_args"] = self._save_nothing
         patch_on_import(patches)
 
     def end(self) -> None:
@@ -161,10 +161,14 @@ class CallWatch:
             self._inside -= 1
 
     def _watch_torch(self, module: ModuleType) -> None:
+        if self._over:
+            return
         handle = module.register_optimizer_step_pre_hook(lambda *_: self._update())
         self._undo.append(handle.remove)
 
     def _watch_keras(self, module: ModuleType) -> None:
+        if self._over:
+            return
         owner = module.BaseOptimizer
         original = owner.apply
 
@@ -176,14 +180,15 @@ class CallWatch:
         owner.apply = apply
         self._undo.append(lambda: setattr(owner, "apply", original))
 
+    def _save_nothing(self, module: ModuleType) -> None:
+        """Keep Transformers' Trainer from making its output folder, which it does when made."""
+        owner = module.TrainingArguments
+        original = owner.should_save
+        owner.should_save = property(lambda arguments: self._over and original.fget(arguments))
+
     def _update(self) -> None:
         if not (self._over or self._inside):
             self.looped()
-
-
-def _save_nothing(module: ModuleType) -> None:
-    """Keep Transformers' Trainer from making its output folder, which it does when it is made."""
-    module.TrainingArguments.should_save = property(lambda self: False)
 
 
 def patch_on_import(patches: Mapping[str, Patch]) -> None:
