@@ -70,7 +70,7 @@ def run_script(
             lambda: take(
                 ReachedCall(
                     f"{place} {call.shown} ({call.trainer})",
-                    f"{call.distribution} {_version(call.distribution)}",
+                    f"{call.package} {_version(call.package)}",
                     seconds,
                     lambda: call.task_of(given, source.name),
                 )

@@ -170,9 +170,9 @@ class _Recorder:
 
 
 def _wait_for_device() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+        cuda.synchronize()
 
 
 def main() -> None:

@@ -36,11 +36,15 @@ class TrainingCall:
     method: str
     shown: str
     trainer: str
-    distribution: str
     capture: str
     function: str
     arguments: tuple[str, ...]
     unused: tuple[str, ...] = ()
+
+    @property
+    def package(self) -> str:
+        """Return the trainer's package, which is also the name that it is installed by."""
+        return self.module.partition(".")[0]
 
     def task_of(self, given: Mapping[str, Any], name: str) -> Any:
         """Return the task of a call that was `given` these arguments."""
@@ -68,15 +72,14 @@ _LIGHTNING = functools.partial(
 )
 
 CALLS: tuple[TrainingCall, ...] = (
-    _LIGHTNING(module="lightning.pytorch.trainer.trainer", distribution="lightning"),
-    _LIGHTNING(module="pytorch_lightning.trainer.trainer", distribution="pytorch-lightning"),
+    _LIGHTNING(module="lightning.pytorch.trainer.trainer"),
+    _LIGHTNING(module="pytorch_lightning.trainer.trainer"),
     TrainingCall(  # what Trainer.train calls when all is set up, also in subclasses
         module="transformers.trainer",
         owner="Trainer",
         method="_inner_training_loop",
         shown="Trainer.train",
         trainer="Transformers",
-        distribution="transformers",
         capture=_TORCH,
         function="from_transformers",
         arguments=("self",),
@@ -87,7 +90,6 @@ CALLS: tuple[TrainingCall, ...] = (
         method="fit",
         shown="Model.fit",
         trainer="Keras",
-        distribution="keras",
         capture=_KERAS,
         function="from_keras",
         arguments=("self", "x", "y", "sample_weight", "batch_size"),

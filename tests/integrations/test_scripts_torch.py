@@ -31,6 +31,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import {package} as pl
+from autoprec.integrations.lightning import plugin
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--rate", type=float, required=True)
@@ -75,6 +76,7 @@ TRANSFORMERS = """
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
+from autoprec.integrations.transformers import apply
 
 class Classifier(nn.Module):
     def __init__(self):
@@ -96,6 +98,7 @@ arguments = TrainingArguments(
     output_dir="checkpoints", use_cpu=True, per_device_train_batch_size=8, report_to=["all"]
 )
 trainer = Own(model=Classifier(), args=arguments, train_dataset=data)
+apply(trainer, "not_yet.profile.yaml")
 trainer.train()
 print("after train")
 trainer.save_model("saved")
@@ -180,10 +183,13 @@ def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
     assert project.started == begun + 1  # only to see that it is the same training
 
 
+@pytest.mark.slow
 def test_the_second_fit_is_served_and_a_swallowed_lack_of_memory_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Meanwhile the line that applies a profile changes nothing, and needs none to be there."""
     quiet = "logger=False, enable_checkpointing=False, enable_progress_bar=False"
+    quiet += ", plugins=[plugin('not_yet.profile.yaml')]"
     warm_up = "trainer().fit(Module(), DataLoader(data, batch_size=48))"
     project = Project(tmp_path, lightning("pytorch_lightning", warm_up, quiet))
     monkeypatch.chdir(project.folder)

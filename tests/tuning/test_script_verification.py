@@ -22,7 +22,7 @@ from autoprec.workers.task_source import TaskSource
 from tests.core import example_profile
 
 STATED = Ratio(1.6, 1.5, 1.7, 9)
-EVIDENCE = replace(example_profile.PROFILE.evidence, speedup_same_batch=STATED)
+EVIDENCE = replace(example_profile.PROFILE.evidence, speedup=STATED)
 PROFILE = replace(example_profile.PROFILE, evidence=EVIDENCE)
 APPLIED = "model.profile.yaml"
 
