@@ -36,7 +36,6 @@ from autoprec.workers.runner import (
     run_trial,
 )
 
-
 #: Settings that change a tuning's result, and no verdict.
 _NOT_OF_PROOFS = ("attribute", "baseline", "search_limit", "trials")
 
