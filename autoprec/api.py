@@ -36,7 +36,7 @@ from autoprec.profiles import default_path, kept_beside, load_folder, load_profi
 from autoprec.reports import check_report_path, report
 from autoprec.tracking import log_to
 from autoprec.tuning.options import Arguments, Options, takes
-from autoprec.verifying import check_profile, verify
+from autoprec.verifying import check_profile, verify, verify_script
 from autoprec.workers.sent_objects import sent
 from autoprec.workers.task_source import TaskSource, read_source
 
@@ -67,6 +67,7 @@ __all__ = [
     "tune",
     "tune_fleet",
     "verify",
+    "verify_script",
 ]
 
 

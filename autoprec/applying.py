@@ -161,10 +161,7 @@ def choose_recipe(
 
 
 def distribute(
-    profile: str | Path | Profile | Recipe,
-    model: Any,
-    *,
-    device: str | None = None,
+    profile: str | Path | Profile | Recipe, model: Any, *, device: str | None = None
 ) -> Any:
     """Share a PyTorch model over the ranks as its tuning did; return the model to train with.
 

@@ -102,11 +102,11 @@ def with_comments(text: str) -> str:
 def _commented_lines(text: str) -> Iterator[str]:
     path: list[tuple[int, str]] = []
     for line in text.splitlines():
-        found = _KEY_LINE.fullmatch(line)
-        if found is None:
+        key_line = _KEY_LINE.fullmatch(line)
+        if key_line is None:
             yield line
             continue
-        indent, name, value = len(found[1]), found[2], found[3]
+        indent, name, value = len(key_line[1]), key_line[2], key_line[3]
         path = [*((at, key) for at, key in path if at < indent), (indent, name)]
         comment = _COMMENTS.get(".".join(key for _, key in path))
         if comment is None or (value is not None and not _ONE_LINE_VALUE.fullmatch(value)):

@@ -134,7 +134,7 @@ def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    """Write text so that it reads back: with escapes where it is not all printable.
+    """Write text so that it reads back: with escapes if it is not all printable.
 
     Text that UTF-8 cannot hold (a file name that is no text) gets question marks.
     """
@@ -227,6 +227,6 @@ def kept_beside(kept: Path, new: Path) -> str:
 
 def _schema_line(path: Path) -> str:
     for up, folder in enumerate(Path(os.path.abspath(path)).parents):
-        if os.path.isfile(folder / SCHEMA_NAME):  # false where nothing may be looked at
+        if os.path.isfile(folder / SCHEMA_NAME):  # false if nothing may be looked at
             return f"# yaml-language-server: $schema={'../' * up}{SCHEMA_NAME}\n"
     return ""

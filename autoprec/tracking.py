@@ -56,7 +56,7 @@ def scalars_of(profile: Profile) -> dict[str, float]:
     """
     recipe, evidence = profile.recipe, profile.evidence
     scale = recipe.loss_scale
-    found: dict[str, float | None] = {
+    numbers: dict[str, float | None] = {
         "batch_size": recipe.batch_size,
         "initial_loss_scale": None if scale is None else scale.initial,
         "samples_per_second": evidence.chosen.samples_per_second,
@@ -67,13 +67,12 @@ def scalars_of(profile: Profile) -> dict[str, float]:
         "trials": evidence.trials,
         "tuning_seconds": evidence.tuning_seconds,
     }
-    for name, ratio in (
-        ("speedup", evidence.speedup),
-        ("throughput", evidence.throughput),
-    ):
+    for name, ratio in (("speedup", evidence.speedup), ("throughput", evidence.throughput)):
         if ratio is not None and ratio.rounds:
-            found |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
-    return {f"autoprec/{name}": float(value) for name, value in found.items() if value is not None}
+            numbers |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return {
+        f"autoprec/{name}": float(value) for name, value in numbers.items() if value is not None
+    }
 
 
 def series_of(watched: Sequence[WatchedStep]) -> Series:
@@ -87,9 +86,9 @@ def series_of(watched: Sequence[WatchedStep]) -> Series:
 def _known(check: WatchedStep) -> list[tuple[str, float]]:
     if not check.samples:
         return []
-    found = [(name, getattr(check, name)) for name in ("outputs", "loss", "gradient", "vanished")]
+    numbers = [(name, getattr(check, name)) for name in ("outputs", "loss", "gradient", "vanished")]
     fault = ("fault", float(bool(check.problem)))
-    return [fault, *((name, value) for name, value in found if value is not None)]
+    return [fault, *((name, value) for name, value in numbers if value is not None)]
 
 
 def _words_of(profile: Profile) -> dict[str, str]:

@@ -19,6 +19,7 @@ from autoprec.hardware.probes.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
 from autoprec.tuning.options import Options
+from autoprec.tuning.script_verification import ROUNDS, UPDATES
 from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
@@ -126,6 +127,40 @@ def verify(
         listen(Note(warning, warning=True))
     target = Target(facts, software, lambda known: known, peers=peers_of(facts, machine.facts))
     return verification.verify(TuningJob(task, target, options, listen), made)
+
+
+def verify_script(
+    profile: str | Path | Profile,
+    script: str | Path | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    rounds: int = ROUNDS,
+    updates: int = UPDATES,
+    listener: Listener | None = None,
+) -> Verification:
+    """Run a whole script with its profile and without, in turns; say whether it gains as stated.
+
+    The script applies the profile itself, and runs with these `arguments` for so many `updates`,
+    `rounds` times each. It writes what it writes until then, but for experiment trackers. Raises
+    `TaskError` where it fails, `UsageError` where it applies no profile.
+    """
+    from autoprec.tuning.events import silent
+    from autoprec.tuning.script_verification import ScriptJob
+    from autoprec.tuning.script_verification import verify_script as run_in_turns
+
+    made = profile if isinstance(profile, Profile) else load_profile(profile)
+    source = read_source(
+        script or str(_task_of(made, profile)).partition(":")[0], arguments=arguments, script=True
+    )
+    job = ScriptJob(
+        source=source,
+        profile=made,
+        file=None if isinstance(profile, Profile) else Path(profile),
+        listener=listener or silent,
+        rounds=rounds,
+        updates=updates,
+    )
+    return run_in_turns(job)
 
 
 def _task_of(made: Profile, profile: str | Path | Profile) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,3 +188,42 @@ def test_a_script_that_applies_its_own_profile_is_measured_in_float32(
         write_profile(BFLOAT16, "torch")
     assert main(["tune", "model.py", "--plan", "--device", "v100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["facts"]["low_precision"] == ""
+
+
+class Decorated(nn.Module):
+    """Its forward has an autocast of its own, as nn.DataParallel needs it."""
+
+    def __init__(self, dtype: torch.dtype, *, is_on: bool) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.dtype, self.is_on = dtype, is_on
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", self.dtype, enabled=self.is_on):
+            return self.inside(x)
+
+
+def warned(model: nn.Module) -> list[str]:
+    """What a loop of `precision.forward` and `backward_and_step` is warned of."""
+    precision = apply_profile(
+        BFLOAT16, model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), watch=False
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            precision.backward_and_step(precision.forward(torch.randn(4, 6)).square().mean())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize(("dtype", "is_on"), [(torch.bfloat16, False), (torch.float16, True)])
+def test_an_autocast_of_the_models_own_around_its_layers_is_named(
+    dtype: torch.dtype, is_on: bool
+) -> None:
+    (text,) = warned(Decorated(dtype, is_on=is_on))
+    assert text.startswith("the model's own code switches the profile's autocast off, or opens")
+    assert "none runs as mixed_bfloat16 says" in text
+
+
+def test_an_autocast_as_the_profile_has_it_is_nothing_to_say() -> None:
+    assert warned(Decorated(torch.bfloat16, is_on=True)) == []

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 class Parser(argparse.ArgumentParser):
     """A parser whose errors suggest the most similar word, and whose texts keep their lines.
 
-    Where a command's options are slow to make, `late` adds them, once they are needed. What follows
+    If a command's options are slow to make, `late` adds them, once they are needed. What follows
     a "--" is kept as it is under the name `rest`, if there is one.
     """
 
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         near = {
             word: difflib.get_close_matches(word, known, n=1) for word in _unknown_words(message)
         }
-        hints = [f"{word}: did you mean {found[0]}?" for word, found in near.items() if found]
+        hints = [f"{word}: did you mean {similar[0]}?" for word, similar in near.items() if similar]
         super().error("; ".join([message, *hints]))
 
     def _add_late(self) -> None:

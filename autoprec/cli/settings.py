@@ -24,7 +24,7 @@ def add_settings(
 
 
 def add_setting(parser: argparse._ActionsContainer, setting: Setting | str, text: str = "") -> None:
-    """Add the option of one setting, with another help text where one is given."""
+    """Add the option of one setting, with another help text if one is given."""
     if isinstance(setting, str):
         (setting,) = (each for each in settings_of(Arguments) if each.name == setting)
     how: dict[str, Any] = {"metavar": setting.metavar}

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoprec.core.recipe import (
-    KEEP_MEMORY,
-    KNOBS,
-    KnobValue,
-    Recipe,
-    is_default_communication,
-)
+from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue, Recipe, is_default_communication
 
 #: The most float32 modules that a description names.
 _NAMED_MODULES = 3

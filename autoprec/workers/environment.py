@@ -73,6 +73,11 @@ def worker_environment(own: Mapping[str, str], *, scripts: bool = False) -> dict
     return {**environment, **own}
 
 
+def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a script that runs as it is, with its trackers switched off."""
+    return {**_without_launcher(environment), **_silent_loggers()}
+
+
 def _silent_loggers() -> dict[str, str]:
     """Return what keeps experiment trackers from recording a run, and plots from opening."""
     return {

@@ -70,7 +70,7 @@ def run_script(
             lambda: take(
                 ReachedCall(
                     f"{place} {call.shown} ({call.trainer})",
-                    f"{call.distribution} {_version(call.distribution)}",
+                    f"{call.package} {_version(call.package)}",
                     seconds,
                     lambda: call.task_of(given, source.name),
                 )
@@ -83,11 +83,12 @@ def run_script(
 
     watch = CallWatch(source.at, reached, looped)
     watch.install()
-    _run_as_main(source)
+    run_as_main(source)
     made = f"only {watch.seen} of them" if watch.seen else "none"
     calls = "a call of fit or train" if source.at == 1 else f"{source.at} calls of fit or train"
     raise TaskError(
-        f"{source.name} ended without {calls} of {TRAINERS} ({made}). {_factory(source)}"
+        f"{source.name} ended without {calls} of {TRAINERS} ({made}). {_factory(source)}. A task "
+        "file defines build_model and build_data"
     )
 
 
@@ -105,7 +106,7 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _run_as_main(source: TaskSource) -> None:
+def run_as_main(source: TaskSource) -> None:
     """Run the script as Python runs a script; return when it ends."""
     path = source.path
     sys.path.insert(0, str(path.parent))

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import inspect
 import io
+import os
 import pickle
 import shutil
 import sys
@@ -38,18 +39,26 @@ def sent(objects: Any, folder: Path | None) -> Iterator[Path]:
     """
     name = name_of(objects)
     content = _dumped(name, objects)
-    digest = hashlib.sha256(content).hexdigest()[:12]
     if folder is None:
         place = Path(tempfile.mkdtemp(prefix="autoprec-"))
     else:
-        place = folder / "objects" / digest
-        place.mkdir(parents=True, exist_ok=True)
+        place = folder / "objects" / hashlib.sha256(content).hexdigest()[:12]
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = place / f"{name}{SENT}"
+    if path.exists() and path.read_bytes() == content:  # of another tuning, which needs it
+        yield path
+        return
     try:
-        path = place / f"{name}{SENT}"
-        path.write_bytes(content)
+        with open(path, "wb", opener=_for_this_user) as file:
+            file.write(content)
         yield path
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    """Open a file that others cannot read, and follow no link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def receive(path: Path) -> Any:

@@ -36,11 +36,15 @@ class TrainingCall:
     method: str
     shown: str
     trainer: str
-    distribution: str
     capture: str
     function: str
     arguments: tuple[str, ...]
     unused: tuple[str, ...] = ()
+
+    @property
+    def package(self) -> str:
+        """Return the trainer's package, which is also the name that it is installed by."""
+        return self.module.partition(".")[0]
 
     def task_of(self, given: Mapping[str, Any], name: str) -> Any:
         """Return the task of a call that was `given` these arguments."""
@@ -68,15 +72,14 @@ _LIGHTNING = functools.partial(
 )
 
 CALLS: tuple[TrainingCall, ...] = (
-    _LIGHTNING(module="lightning.pytorch.trainer.trainer", distribution="lightning"),
-    _LIGHTNING(module="pytorch_lightning.trainer.trainer", distribution="pytorch-lightning"),
+    _LIGHTNING(module="lightning.pytorch.trainer.trainer"),
+    _LIGHTNING(module="pytorch_lightning.trainer.trainer"),
     TrainingCall(  # what Trainer.train calls when all is set up, also in subclasses
         module="transformers.trainer",
         owner="Trainer",
         method="_inner_training_loop",
         shown="Trainer.train",
         trainer="Transformers",
-        distribution="transformers",
         capture=_TORCH,
         function="from_transformers",
         arguments=("self",),
@@ -87,7 +90,6 @@ CALLS: tuple[TrainingCall, ...] = (
         method="fit",
         shown="Model.fit",
         trainer="Keras",
-        distribution="keras",
         capture=_KERAS,
         function="from_keras",
         arguments=("self", "x", "y", "sample_weight", "batch_size"),
@@ -123,11 +125,8 @@ class CallWatch:
         }
         patches["torch.optim.optimizer"] = self._watch_torch
         patches["keras.src.optimizers.base_optimizer"] = self._watch_keras
-        patches["transformers.training_args"] = _save_nothing
-        for name, patch in patches.items():
-            if name in sys.modules:
-                patch(sys.modules[name])
-        sys.meta_path.insert(0, _PatchingFinder(patches))
+        patches["transformers.training_args"] = self._save_nothing
+        patch_on_import(patches)
 
     def end(self) -> None:
         """Watch no more: every call and every update is what it was."""
@@ -164,10 +163,14 @@ class CallWatch:
             self._inside -= 1
 
     def _watch_torch(self, module: ModuleType) -> None:
+        if self._over:
+            return
         handle = module.register_optimizer_step_pre_hook(lambda *_: self._update())
         self._undo.append(handle.remove)
 
     def _watch_keras(self, module: ModuleType) -> None:
+        if self._over:
+            return
         owner = module.BaseOptimizer
         original = owner.apply
 
@@ -179,14 +182,23 @@ class CallWatch:
         owner.apply = apply
         self._undo.append(lambda: setattr(owner, "apply", original))
 
+    def _save_nothing(self, module: ModuleType) -> None:
+        """Keep Transformers' Trainer from making its output folder, which it does when made."""
+        owner = module.TrainingArguments
+        original = owner.should_save
+        owner.should_save = property(lambda arguments: self._over and original.fget(arguments))
+
     def _update(self) -> None:
         if not (self._over or self._inside):
             self.looped()
 
 
-def _save_nothing(module: ModuleType) -> None:
-    """Keep Transformers' Trainer from making its output folder, which it does when it is made."""
-    module.TrainingArguments.should_save = property(lambda self: False)
+def patch_on_import(patches: Mapping[str, Patch]) -> None:
+    """Change modules, by name, as soon as they are imported; those that are already, at once."""
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _PatchingFinder(patches))
 
 
 class _PatchingFinder(MetaPathFinder):

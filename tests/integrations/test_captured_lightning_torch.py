@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from autoprec.backends.protocol import Task
 from autoprec.backends.shared import worker_process
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.errors import UsageError
+from autoprec.workers.sent_objects import receive, sent
 from tests.backends.torch.capture.captured import (
     BATCHES,
     data,
@@ -72,6 +74,14 @@ def test_the_first_loss_is_that_of_the_task_file(package: str, batch_size: int) 
     assert first_loss(captured(package), batch_size) == pytest.approx(
         first_loss(written_task(), batch_size), rel=1e-6
     )
+
+
+def test_a_trainer_with_its_module_and_loader_travels_as_it_is(tmp_path: Path) -> None:
+    trainer = trainer_of("lightning", None, max_epochs=3)
+    with sent((trainer, module_class("lightning")(), loader()), tmp_path) as path:
+        assert path.name == "lit.pickle"
+        task = task_of(receive(path), name="lit")
+    assert first_loss(task, 16) == first_loss(captured(), 16)
 
 
 def test_clip_accumulation_and_the_schedules_peak_are_the_tasks() -> None:
@@ -209,6 +219,23 @@ def test_what_cannot_be_tuned_is_refused_with_the_way_out(case: str) -> None:
     with pytest.raises(UsageError, match=r"train.py:build: ") as caught:
         captured(module=module(), **settings)
     assert message.lower() in str(caught.value).lower()
+
+
+class FSDPStrategy:
+    """As Lightning's is called, which wants a GPU to be made."""
+
+
+def test_a_strategy_that_shards_by_itself_is_refused() -> None:
+    trainer = trainer_of("lightning", None)
+    trainer._accelerator_connector.strategy = FSDPStrategy()
+    with pytest.raises(UsageError, match=r"FSDPStrategy shards and casts the model itself\. Tune"):
+        task_of((trainer, module_class("lightning")(), loader()), name="task")
+
+
+def test_a_schedule_of_accumulation_is_refused() -> None:
+    callback = pytorch_of("lightning").callbacks.GradientAccumulationScheduler({0: 2, 1: 4})
+    with pytest.raises(UsageError, match="Leave the callback out while tuning"):
+        captured(callbacks=[callback])
 
 
 def test_several_loaders_are_refused() -> None:

@@ -15,6 +15,7 @@ from autoprec.backends.capture import task_of
 from autoprec.backends.protocol import Task
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.errors import UsageError
+from autoprec.workers.sent_objects import receive, sent
 from tests.backends.torch.capture.captured import BATCHES, first_loss
 from tests.integrations.trained import images, momentum, net
 from tests.integrations.transformers_trainings import (
@@ -59,6 +60,13 @@ def test_the_first_loss_is_that_of_the_task_file(tmp_path: Path, batch_size: int
     assert first_loss(captured(tmp_path), batch_size) == pytest.approx(
         first_loss(written_task(), batch_size), rel=1e-6
     )
+
+
+def test_a_trainer_travels_as_it_is(tmp_path: Path) -> None:
+    with sent(trainer_of(tmp_path), tmp_path) as path:
+        assert path.name == "classifier.pickle"
+        task = task_of(receive(path), name="classifier")
+    assert first_loss(task, 16) == first_loss(captured(tmp_path), 16)
 
 
 def test_clip_batch_and_the_optimizers_groups_are_the_tasks(tmp_path: Path) -> None:

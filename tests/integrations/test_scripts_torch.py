@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autoprec import tune
 from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError, UserCodeError
+from autoprec.tuning.events import Event, Note
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.training_scripts import QUICK, Project
 
@@ -28,6 +31,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import {package} as pl
+from autoprec.integrations.lightning import plugin
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--rate", type=float, required=True)
@@ -41,7 +45,12 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch, index):
         self.log("seen", index)
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        try:
+            if len(batch[0]) > 48:
+                raise torch.OutOfMemoryError("out of memory")
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        except torch.OutOfMemoryError:
+            return None  # as some do to pass over a long batch
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=arguments.rate)
@@ -67,6 +76,7 @@ TRANSFORMERS = """
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
+from autoprec.integrations.transformers import apply
 
 class Classifier(nn.Module):
     def __init__(self):
@@ -88,6 +98,7 @@ arguments = TrainingArguments(
     output_dir="checkpoints", use_cpu=True, per_device_train_batch_size=8, report_to=["all"]
 )
 trainer = Own(model=Classifier(), args=arguments, train_dataset=data)
+apply(trainer, "not_yet.profile.yaml")
 trainer.train()
 print("after train")
 trainer.save_model("saved")
@@ -145,10 +156,40 @@ def test_lightnings_fit_is_served_and_a_killed_worker_replaced(
     assert project.files() == project.before
 
 
-def test_the_second_fit_is_served_where_it_was_asked_for(
+@pytest.mark.slow
+def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What it is found to be, and what its starts cost, is said; the same command resumes it."""
+    monkeypatch.setenv("AUTOPREC_CACHE", str(tmp_path / "cache"))
+    project = Project(tmp_path, lightning())
+    monkeypatch.setenv("STARTS", str(project.starts))
+    monkeypatch.chdir(project.folder)
+    said: list[str] = []
+
+    def listen(event: Event) -> None:
+        said.extend([event.text] if isinstance(event, Note) else [])
+
+    settings: dict[str, Any] = {"device": "cpu", "extras": False, "trials": 2, "rounds": 1}
+    settings |= {"proof_steps": 8, "listener": listen, "arguments": ["--rate", "1e-3"]}
+    profile = tune("train.py", **settings)
+    assert profile.task.file == "train.py"
+    assert project.files().keys() == project.before.keys() | {"train.profile.yaml"}
+    assert project.started <= 6
+    assert any(f"found train.py:{project.line('found.fit')} Trainer.fit" in each for each in said)
+    assert any(each.startswith("its own start took ") for each in said)
+    begun = project.started
+    assert tune("train.py", **settings) == profile
+    assert project.started == begun + 1  # only to see that it is the same training
+
+
+@pytest.mark.slow
+def test_the_second_fit_is_served_and_a_swallowed_lack_of_memory_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile the line that applies a profile changes nothing, and needs none to be there."""
     quiet = "logger=False, enable_checkpointing=False, enable_progress_bar=False"
+    quiet += ", plugins=[plugin('not_yet.profile.yaml')]"
     warm_up = "trainer().fit(Module(), DataLoader(data, batch_size=48))"
     project = Project(tmp_path, lightning("pytorch_lightning", warm_up, quiet))
     monkeypatch.chdir(project.folder)
@@ -157,6 +198,9 @@ def test_the_second_fit_is_served_where_it_was_asked_for(
         assert loaded.found.startswith(f"train.py:{project.line('found.fit')} ")
         facts = runner.call("describe", batch_size=16, seed=0)
         assert facts.parameters == 8 * 2 + 2
+        with pytest.raises(WorkerFailure) as swallowed:
+            runner.call("measure", recipe=Recipe(batch_size=64), seed=0, budget=QUICK)
+        assert swallowed.value.kind is FailureKind.OUT_OF_MEMORY
     assert project.files() == project.before
 
 

@@ -319,7 +319,8 @@ def test_the_task_file_names_the_policy_of_the_present_training(task: Callable[.
     assert before.evidence.present is None
     assert profile.evidence.present is not None
     assert profile.evidence.present.policy is Policy.MIXED_BFLOAT16
-    assert trials(events) == []  # those before hold
+    assert trials(events) == []  # those before hold, and so do verdicts
+    assert not [event for event in events if isinstance(event, Judged)]
     assert profile.task.sha256 == before.task.sha256
     over_float32, _ = run(path, baseline="float32")
     assert over_float32.evidence.present is None

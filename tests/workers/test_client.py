@@ -74,7 +74,7 @@ def test_a_worker_has_no_part_in_the_terminal_and_hides_no_module(simulated, sta
         os.dup2(kept, 0)
         os.close(kept)
         os.close(typed)
-    task = worker.settings.task
+    task = worker.settings.task.path
     task.write_text(STARTED + task.read_text())
     worker.load()
 

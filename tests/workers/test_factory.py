@@ -35,9 +35,9 @@ if __name__ == "__main__":
 def file(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "training_script.py"
     path.write_text(FILE, encoding="utf-8")
-    before, arguments = list(sys.path), sys.argv
+    before, finders, arguments = list(sys.path), list(sys.meta_path), sys.argv
     yield path
-    sys.path[:], sys.argv = before, arguments
+    sys.path[:], sys.meta_path[:], sys.argv = before, finders, arguments
     sys.modules.pop("training_script", None)
 
 

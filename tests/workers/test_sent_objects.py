@@ -42,6 +42,25 @@ def test_equal_objects_are_sent_to_the_same_place(tmp_path: Path) -> None:
     assert places[0] == places[1] != places[2]
 
 
+def test_only_the_user_can_read_what_is_sent(tmp_path: Path) -> None:
+    with sent({"model": [1]}, tmp_path) as path:
+        assert path.stat().st_mode & 0o077 == 0
+        assert path.parent.stat().st_mode & 0o077 == 0
+        with sent({"model": [1]}, tmp_path) as again:  # in another program, at the same time
+            assert again == path
+        assert receive(path) == {"model": [1]}
+    assert not path.parent.exists()
+
+
+def test_without_a_cache_a_folder_of_its_own_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with sent([1], None) as path:
+        assert path.parent.parent == tmp_path
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_is_found_that_the_notebook_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

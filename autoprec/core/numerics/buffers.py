@@ -17,10 +17,7 @@ from dataclasses import dataclass
 
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, NOISE_ROUNDOFF
-from autoprec.core.numerics.tolerance import (
-    Tolerance,
-    or_infinity,
-)
+from autoprec.core.numerics.tolerance import Tolerance, or_infinity
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 
 DECIDING_CHECKPOINTS = 2

@@ -229,10 +229,7 @@ def _excess(point: StepComparison, floor: float) -> _Excess:
 
 
 def check_error_floor(
-    points: Sequence[StepComparison],
-    noise: Sequence[NoisyStep],
-    run: SeedRun,
-    tolerance: Tolerance,
+    points: Sequence[StepComparison], noise: Sequence[NoisyStep], run: SeedRun, tolerance: Tolerance
 ) -> Check:
     """Check that the rounding error shrinks with the loss.
 

@@ -85,12 +85,7 @@ def waterfall(parts: Sequence[Part], whole: Ratio) -> str:
     thick, step = 16, 30
     height = step * len(rows) + 64
     plot = Plot.over(
-        (lows / 1.05, highs),
-        (0, 1),
-        log_x=True,
-        left=_label_width(rows),
-        right=70,
-        height=height,
+        (lows / 1.05, highs), (0, 1), log_x=True, left=_label_width(rows), right=70, height=height
     )
     plot.x_axis([(tick, f"{tick:g}x") for tick in log_ticks(lows, highs)], "speed-up")
     for index, (what, ratio, kind) in enumerate(rows):

@@ -36,6 +36,9 @@ from autoprec.workers.runner import (
     run_trial,
 )
 
+#: Settings that change a tuning's result, and no verdict.
+_NOT_OF_PROOFS = ("attribute", "baseline", "search_limit", "trials")
+
 
 class StoredProofLengths(MutableMapping[str, ProofLength]):
     """How long a study's proofs are, by batch, so that a resumed tuning's are as long."""
@@ -278,7 +281,9 @@ class Prover:
         self._listener(Progress(phase, step))
 
     def _name(self, recipe: Recipe) -> str:
-        return f"proof:{self._options.limits()!r}:{recipe.key()}"
+        limits = self._options.limits().items()
+        kept = {name: value for name, value in limits if name not in _NOT_OF_PROOFS}
+        return f"proof:{kept!r}:{recipe.key()}"
 
     def _recall(self, recipe: Recipe) -> ProvenRecipe | None:
         return self._study.recall(self._name(recipe), ProvenRecipe)

@@ -218,6 +218,26 @@ def test_a_padded_iterator_keeps_its_batch() -> None:
     assert len(list(found.build(64))) == 4
 
 
+def test_a_batch_that_the_data_fix_is_not_split() -> None:
+    def texts() -> Iterator[Any]:
+        generator = np.random.default_rng(1)
+        for length in (6, 7, 6, 8):
+            yield generator.normal(size=(4, length, 1)).astype("float32"), np.arange(4) % 3
+
+    model = keras.Sequential(
+        [keras.Input((None, 1)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3)]
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    task = from_keras(model, texts(), name="task")
+    facts = KerasBackend().describe(
+        task, device="cpu", seed=0, batch_size=4, report=lambda *_: None
+    )
+    assert facts.batch_size == 4
+    assert facts.fixed_batch
+    assert not facts.splittable
+    assert "pads each batch by itself" in facts.split_reason
+
+
 def test_it_is_described_at_its_own_batch() -> None:
     task = from_keras(model_of(), *arrays(), name="task")
     facts = KerasBackend().describe(

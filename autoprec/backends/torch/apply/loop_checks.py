@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoprec.backends.torch.apply.calling_frames import local_variables
+from autoprec.backends.torch.apply.first_update import PRODUCTS
 from autoprec.backends.torch.apply.float32_islands import (
     NEVER_CALLED,
     Float32Island,
@@ -81,7 +82,7 @@ class LoopCheck:
         self._zero_grads: set[bool] = set()
         self._foreign_scaler = self._past_scaler = False
         self._steps: dict[int, int] = {}
-        self._seen = _SeenForwards(device_type)
+        self._seen, self._layers = _SeenForwards(device_type), _SeenForwards(device_type)
         self._handles: list[Any] = []
         self._owners: list[weakref.ref[Any]] = []
         self._model = weakref.ref(model)
@@ -100,6 +101,8 @@ class LoopCheck:
         in_view = root is model or isinstance(model, nn.parallel.DistributedDataParallel)
         if in_view and not is_compiled(root):  # a hook would be compiled, too
             self._handles.append(root.register_forward_pre_hook(self._seen))
+            layers = _layers(root) if self._dtype is not None else ()
+            self._handles += [each.register_forward_pre_hook(self._layers) for each in layers]
         watched = (model, root, *optimizers) if self._given else ()
         for owner in {id(each): each for each in watched}.values():
             if "zero_grad" not in vars(owner):
@@ -209,6 +212,13 @@ class LoopCheck:
             )
         if self._dtype is None:
             return
+        outside, inside = self._seen.dtypes, self._layers.dtypes
+        if self._dtype in outside and inside and self._dtype not in inside:
+            yield (
+                "the model's own code switches the profile's autocast off, or opens another one, "
+                f"around all of its layers: none runs as {policy} says. Take that out of its "
+                "forward"
+            )
         again = "call apply_profile again, once the model is complete and in place"
         replaced = _replaced(root, self._recipe)
         if replaced:
@@ -359,6 +369,13 @@ def _replaced(root: nn.Module, recipe: Recipe) -> list[str]:
         if not (isinstance(module, NEVER_CALLED) or any(isinstance(w, kind) for w in wrappers)):
             found.append(path or "the model's forward")
     return found
+
+
+def _layers(root: nn.Module) -> list[nn.Module]:
+    """List what computes products, but not where some parts are kept in float32, or compiled."""
+    found: list[nn.Module] = [each for each in root.modules() if isinstance(each, PRODUCTS)]
+    compiled = any(is_compiled(each) or "_orig_mod" in each._modules for each in root.modules())
+    return [] if compiled or any(any(wrappers_on(each)) for each in found) else found
 
 
 def _dtypes_of(model: nn.Module) -> set[torch.dtype]:

@@ -159,7 +159,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
                 "present loss scale, which cannot change until that one has stepped too: step it, "
                 "or call its zero_grad() and precision.scaler.update()"
             )
-        if any(each is not None for each in (*args[:1], kwargs.get("closure"))):
+        if (args and args[0] is not None) or kwargs.get("closure") is not None:
             raise UsageError(
                 f"{type(optimizer).__name__} was given a closure under a loss scale: it would take "
                 "the scaled loss and gradients for the true ones. Use mixed_bfloat16 or float32"
@@ -328,7 +328,11 @@ def _as_real(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    for group in optimizer.param_groups:  # in every step: the first parameter answers, mostly
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return True
+    return False
 
 
 def _as_float32(value: float) -> float:

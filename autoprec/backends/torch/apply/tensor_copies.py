@@ -78,7 +78,7 @@ class TensorCopies:
     @property
     def materialized(self) -> list[Kept]:
         """List what had no shape when it was followed, and has one now."""
-        return [kept for kept in self._lazy if kept.tensor is None or not is_lazy(kept.tensor)]
+        return [each for each in self._lazy if each.tensor is not None and not is_lazy(each.tensor)]
 
     def take(self) -> None:
         """Copy what changes."""

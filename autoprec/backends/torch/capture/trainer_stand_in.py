@@ -60,7 +60,7 @@ class TrainerStandIn:
             return math.inf
         limit: int | float | None = self._trainer.limit_train_batches
         if isinstance(limit, int):
-            return min(count, limit)
+            return int(min(count, limit))
         return count if limit is None else int(count * limit)
 
     @property

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.capture import from_parts
-from autoprec.errors import TaskError, UsageError
+from autoprec.backends.torch.train.task_runner import batches
+from autoprec.errors import DataError, TaskError, UsageError
 from tests.backends.torch.capture.captured import (
     BATCHES,
     Net,
@@ -91,6 +92,19 @@ def test_a_batch_that_the_loader_fixes_is_not_split() -> None:
     assert facts.fixed_batch
     assert "pads each batch by itself" in facts.split_reason
     assert task.batch_size == 8
+
+
+def test_what_the_data_raise_is_told_without_our_files() -> None:
+    class Broken(Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, place: int) -> Any:
+            raise KeyError("no such sample")
+
+    task = parts(loader=DataLoader(Broken(), batch_size=8))
+    with pytest.raises(DataError, match=r"KeyError: 'no such sample'$"):
+        next(batches(task, 8, 0))
 
 
 def test_a_loader_may_be_a_function_of_the_batch_size() -> None:
