@@ -1,6 +1,6 @@
 """A piece of the GPU's evidence, whose workers are forked from one process that has torch.
 
-A tuning waits for no other process, and does not time the device's products: a piece of its own.
+Nothing waits for other processes, and no tuning times the device's products: they are a piece.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from autoprec import probing
-from autoprec.tuning import job
+from autoprec.workers import cpu_contention
 from benchmarks.gpu import pieces
 from tests.fork_server import ForkServer, forked_workers
 
@@ -17,7 +17,7 @@ SHARED = ("autoprec.workers", "autoprec.core", "autoprec.backends.shared")
 
 def main() -> int:
     """Run the piece that the words of the command line name."""
-    job.PATIENCE_SECONDS = 0.0
+    cpu_contention.ProcessorUsage._read = lambda meter, pids: None
     probing.measure_device = lambda facts, software: facts
     server = ForkServer((*SHARED, "autoprec.backends.torch", "torch._dynamo"))
     try:

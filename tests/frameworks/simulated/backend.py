@@ -185,10 +185,8 @@ class SimulatedSession:
         if self._model.drift:
             base *= math.exp(self._random.gauss(0.0, self._model.drift))
         times: list[float] = []
-        elapsed = 0.0
-        while not self._may_stop(times, budget, elapsed):
+        while not timing_may_stop(times, budget, sum(times)):
             times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
-            elapsed += times[-1]
             if self._model.sleep_seconds:  # even a sleep of nothing takes some time
                 time.sleep(self._model.sleep_seconds)
             if len(times) == self._model.hang_after_steps:
@@ -205,12 +203,6 @@ class SimulatedSession:
             peak_memory_bytes=self._model.peak_bytes(recipe.batch_size),
             exposed_communication=_exposed(reduction / base) if recipe.distributed else None,
         )
-
-    def _may_stop(self, times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool:
-        """Return what `timing_may_stop` does; no spread of noisy times is as narrow as nothing."""
-        if self._model.noise and not budget.precision and len(times) >= max(1, budget.min_steps):
-            return len(times) >= budget.max_steps or elapsed >= budget.seconds
-        return timing_may_stop(times, budget, elapsed)
 
     def close(self) -> None:
         """Free what was really allocated."""
