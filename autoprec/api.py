@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autoprec import probing
 from autoprec.applying import apply_profile, distribute
+from autoprec.backends.capture import check_objects, is_factory
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
@@ -29,12 +30,15 @@ from autoprec.hardware.name_lookup import (
 )
 from autoprec.hardware.probes.observe import is_device_kind
 from autoprec.hardware.probes.observe import select as select_devices
+from autoprec.measurement_cache import cache_folder
 from autoprec.probing import device_fingerprint, probe
 from autoprec.profiles import default_path, kept_beside, load_folder, load_profile, save_result
 from autoprec.reports import check_report_path, report
 from autoprec.tracking import log_to
 from autoprec.tuning.options import Arguments, Options, takes
-from autoprec.verifying import check_profile, verify
+from autoprec.verifying import check_profile, verify, verify_script
+from autoprec.workers.sent_objects import sent
+from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
     from autoprec.core.fleet.node_types import FleetResult
@@ -63,38 +67,51 @@ __all__ = [
     "tune",
     "tune_fleet",
     "verify",
+    "verify_script",
 ]
 
 
 @takes(Arguments)
 def tune(given: Arguments) -> Profile:
-    """Measure, prove and choose the recipe for a task file; write its profile and return it.
+    """Measure, prove and choose the recipe for a task; write its profile and return it.
 
+    The task is a file, or objects: a function without arguments, or what it would return (parts of
+    a loop, a trainer, a compiled model; see docs/tune-what-exists.md), which travel to the workers.
     The settings are those of docs/reference.md (`autoprec tune --help` has them, too), given one by
     one or, instead, as `options`. The profile is written to `output`, by default next to the task
-    file; an inconclusive one is written beside a conclusive one that is there. `listener` is called
-    with every event; without one a notebook shows a status line, and anything else is silent (as a
-    notebook is with `autoprec.tuning.events.silent`). Where the measurements contradict each other,
-    float32 is kept and `evidence.inconclusive` says why. Raises `TaskError` for what is wrong with
-    the task, `NoFeasibleRecipe` if nothing that was asked for passes, `UsageError` for wrong
-    arguments.
+    file (of objects: in the working directory); an inconclusive one is written beside a conclusive
+    one that is there. `listener` is called with every event; without one a notebook shows a status
+    line, and anything else is silent (as a notebook is with `autoprec.tuning.events.silent`). Where
+    the measurements contradict each other, float32 is kept and `evidence.inconclusive` says why.
+    Raises `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing that was asked
+    for passes, `UsageError` for wrong arguments.
     """
+    if isinstance(given.task, str | Path | TaskSource):
+        return _tune(given, default_path(given.source.path))
+    if not is_factory(given.task):
+        check_objects(given.task, name="autoprec.tune")
+    with sent(given.task, cache_folder()) as path:
+        found = replace(given, task=TaskSource(path))
+        return _tune(found, default_path(Path.cwd() / path.name))
+
+
+def _tune(given: Arguments, default_output: Path) -> Profile:
+    """Tune a task, and write its profile where it is wanted."""
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.ranks import check_device_choice
-    from autoprec.workers.task_file import check_task_path
 
     check_device_choice(given.device, given.chosen.nproc)
-    path = check_task_path(given.task)
-    output = check_output(given.chosen.output or default_path(path), path)
+    source = given.source
+    output = check_output(given.chosen.output or default_output, source.path)
     listen = given.listener or (Notebook() if in_notebook() else silent)
-    profile = _run_here(tuner.tune, path, given, listen)
+    profile = _run_here(tuner.tune, source, given, listen)
     place = save_result(profile, output)
     if place != output:
         listen(Note(kept_beside(output, place), warning=True))
         if listen is silent:
-            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=3)
+            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=4)
     return profile
 
 
@@ -109,14 +126,14 @@ def answer_quickly(given: Arguments) -> str:
     from autoprec.tuning import tuner
     from autoprec.tuning.events import silent
     from autoprec.tuning.ranks import check_device_choice
-    from autoprec.workers.task_file import check_task_path
 
     check_device_choice(given.device, given.chosen.nproc)
-    path = check_task_path(given.task)
-    return _run_here(tuner.answer_quickly, path, given, given.listener or silent)
+    return _run_here(tuner.answer_quickly, given.source, given, given.listener or silent)
 
 
-def _run_here(work: Callable[[TuningJob], T], path: Path, given: Arguments, listen: Listener) -> T:
+def _run_here(
+    work: Callable[[TuningJob], T], source: TaskSource, given: Arguments, listen: Listener
+) -> T:
     """Work on the task with the best device here that its framework can drive."""
     from autoprec.tuning.events import Note
     from autoprec.tuning.job import Target, TuningJob
@@ -140,9 +157,9 @@ def _run_here(work: Callable[[TuningJob], T], path: Path, given: Arguments, list
             unusable=unusable,
             peers=peers_of(facts, machine.facts),
         )
-        return work(TuningJob(path, target, chosen, listen))
+        return work(TuningJob(source, target, chosen, listen))
 
-    journal = chosen.storage or default_journal(path)
+    journal = chosen.storage or default_journal(source.path)
     with trials_kept(journal, lambda text: listen(Note(text))):
         best = machine.facts[:1] if device else machine.facts
         return _on_first_usable(best, work_on, listen)
@@ -159,9 +176,8 @@ def plan(given: Arguments) -> Plan:
     from autoprec.tuning import plan
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
-    from autoprec.workers.task_file import check_task_path
 
-    path, device = check_task_path(given.task), given.device
+    source, device = given.source, given.device
     listen = given.listener or silent
     family = (
         None
@@ -179,7 +195,7 @@ def plan(given: Arguments) -> Plan:
         known = [each for each in known if each.observation == found[0]]
     unusable = () if device else machine.unusable
     target = Target(cpu, machine.software, lambda known: known, unusable)
-    job = TuningJob(path, target, given.chosen, listen)
+    job = TuningJob(source, target, given.chosen, listen)
     made = plan.plan(job, known, _reference_device)
     told = () if family is not None else (*machine.notes, *(each.text for each in unusable))
     return replace(made, notes=(*made.notes, *told))
@@ -212,7 +228,7 @@ def _on_first_usable(
 
 
 def tune_fleet(
-    task: str | Path,
+    task: str | Path | TaskSource,
     *,
     ray: str | None = None,
     slurm: Sequence[str] = (),
@@ -232,15 +248,15 @@ def tune_fleet(
     from autoprec.fleet.driver import tune_fleet as tune_with
     from autoprec.fleet.journals import default_output
     from autoprec.tuning.ranks import check_device_choice
-    from autoprec.workers.task_file import check_task_path
 
-    path, chosen = check_task_path(task), options or Options()
+    source = task if isinstance(task, TaskSource) else read_source(task)
+    chosen = options or Options()
     check_device_choice(device, chosen.nproc)
     if (ray is None) == (not slurm):
         raise UsageError("give either `ray`, an address, or `slurm`, names of partitions")
     job = FleetJob(
-        task=path,
-        output=Path(output or chosen.output or default_output(path)).absolute(),
+        task=source,
+        output=Path(output or chosen.output or default_output(source.path)).absolute(),
         options=chosen,
         listener=listener or (lambda name, event: None),
         device=device,
@@ -264,11 +280,11 @@ def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = Non
     that matches none of them.
     """
     from autoprec.core.fleet.status import fleet_status
-    from autoprec.hardware.machine import LocalMachine
+    from autoprec.hardware.machine import Machine
     from autoprec.hardware.probes.frameworks import find_frameworks
     from autoprec.version import __version__
 
-    here = {each.name: each.version for each in find_frameworks(LocalMachine())}
+    here = {each.name: each.version for each in find_frameworks(Machine())}
     return fleet_status(
         load_folder(Path(folder)),
         now=datetime.now(UTC),

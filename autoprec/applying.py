@@ -80,7 +80,7 @@ def apply_profile(
 
     `profile` is a profile file, a folder of them (the one that fits this device is taken), a
     Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
-    Keras policy is set, for models built afterwards. Where no profile fits the device, an
+    Keras policy is set, for models built afterwards. If no profile fits the device, an
     `AutoprecWarning` says so and training is in float32, unless an earlier `autoprec probe
     --measure` or `autoprec tune` of this device, or the catalogue's measurement of one of its
     family, found a policy's matrix products faster. With `fallback="rules"` the hardware's rules
@@ -91,7 +91,7 @@ def apply_profile(
 
     Under a 16-bit policy the training is checked while it goes on: at updates 1, 100, 200, 400,
     800 and so on, at most `watch_every` apart, one micro-batch is computed once more in float32.
-    Where two checks in a row are not what float32 computes, `watch="warn"` names the modules,
+    If two checks in a row are not what float32 computes, `watch="warn"` names the modules,
     "float32" keeps them in float32 from the next update on, and "raise" raises `AutoprecError`;
     False checks nothing. The checks are in the result's `watched`.
 
@@ -125,9 +125,9 @@ def apply_profile(
 
 @dataclass(frozen=True)
 class ChosenRecipe:
-    """What a profile gives on a device: a recipe, and the device's facts where they were asked.
+    """What a profile gives on a device: a recipe, and the device's facts if they were needed.
 
-    Where it does not apply (AUTOPREC=off, "off" or None, or while a task is measured), the recipe
+    If it does not apply (AUTOPREC=off, "off" or None, or while a task is measured), the recipe
     is float32's at the profile's batch.
     """
 
@@ -151,7 +151,7 @@ def choose_recipe(
     if profile is None or profile == OFF:
         profile, off = Recipe(), True
     if off:
-        recipe = _unfitted_recipe(profile, address, backend)
+        recipe = _recipe_meanwhile(profile, address, backend)
         plain = Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps)
         return ChosenRecipe(plain, applies=False)
     if isinstance(profile, Recipe):
@@ -161,10 +161,7 @@ def choose_recipe(
 
 
 def distribute(
-    profile: str | Path | Profile | Recipe,
-    model: Any,
-    *,
-    device: str | None = None,
+    profile: str | Path | Profile | Recipe, model: Any, *, device: str | None = None
 ) -> Any:
     """Share a PyTorch model over the ranks as its tuning did; return the model to train with.
 
@@ -200,21 +197,31 @@ def _stand_aside(
         profile = Recipe()
     backend = _backend_for(profile, model)
     address = _address(device, model, backend)
-    try:
-        if isinstance(profile, str | Path) and not Path(profile).is_dir():
-            profile = load_profile(profile)
-        if isinstance(profile, Profile):  # it need not fit this device
-            profile = profile.recipe
-        recipe = _unfitted_recipe(profile, address, backend)
-    except AutoprecError as error:
-        recipe = Recipe()
-        note(f"the task's own apply_profile gives batch {recipe.batch_size} meanwhile: {error}")
+    recipe = _recipe_meanwhile(profile, address, backend)
     return backend.surgeon().stand_aside(
         Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps),
         model=model,
         optimizers=_as_sequence(optimizer),
         device=address,
     )
+
+
+def _recipe_meanwhile(
+    profile: str | Path | Profile | Recipe, address: str, backend: Backend
+) -> Recipe:
+    """Return a profile's recipe, which is not applied; a worker needs no profile to be there."""
+    if not in_worker():
+        return _unfitted_recipe(profile, address, backend)
+    try:
+        if isinstance(profile, str | Path) and not Path(profile).is_dir():
+            profile = load_profile(profile)
+        if isinstance(profile, Profile):  # it need not fit this device
+            profile = profile.recipe
+        return _unfitted_recipe(profile, address, backend)
+    except AutoprecError as error:
+        recipe = Recipe()
+        note(f"the task's own apply_profile gives batch {recipe.batch_size} meanwhile: {error}")
+        return recipe
 
 
 def _backend_for(profile: str | Path | Profile | Recipe, model: Any) -> Backend:
@@ -227,7 +234,7 @@ def _backend_for(profile: str | Path | Profile | Recipe, model: Any) -> Backend:
 
 
 def _address(device: str | None, model: Any, backend: Backend) -> str:
-    """Return the device named; the model's own where only its kind, or no device, is named."""
+    """Return the device named; the model's own if only its kind, or no device, is named."""
     if device is not None and (model is None or ":" in device):
         return device
     own = backend.device_of(model)

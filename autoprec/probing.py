@@ -21,10 +21,7 @@ from autoprec.measurement_cache import with_remembered_measurements
 
 
 def probe(
-    *,
-    measure: bool = False,
-    device: str | None = None,
-    on_wait: OnWait = lambda text: None,
+    *, measure: bool = False, device: str | None = None, on_wait: OnWait = lambda text: None
 ) -> ProbeResult:
     """Probe this machine: every device, which precisions it supports, and why.
 
@@ -48,10 +45,7 @@ def probe(
 
 
 def probe_here(
-    *,
-    measure: bool = False,
-    device: str | None = None,
-    on_wait: OnWait = lambda text: None,
+    *, measure: bool = False, device: str | None = None, on_wait: OnWait = lambda text: None
 ) -> ProbeResult:
     """Probe the devices of this machine, without looking up names in the catalogue."""
     machine = observe(on_wait=on_wait)
@@ -74,7 +68,7 @@ def probe_here(
 def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
     """Time the device's matrix products with the first framework able to; remember the result.
 
-    Where the same software has timed this device before, its timings count for how far ratios can
+    If the same software has timed this device before, its timings count for how far ratios can
     be trusted, too.
     """
     if facts.observation.rehearsal:

@@ -34,7 +34,7 @@ _COMMENTS = {
     "recipe.distributed.param_dtype": "what FSDP2 gathers parameters in; null: as they are",
     "recipe.distributed.bucket_mb": "gradients that DDP reduces together",
     "recipe.forced": "true: float32 was not among the --policies asked for",
-    "evidence.baseline": "plain float32 as you would run it: what speed-ups are over",
+    "evidence.baseline": "plain float32 as you would run it",
     "evidence.baseline.weights_in": "the task's own dtype: this baseline is not float32",
     "evidence.baseline.convolutions_in": "what its convolutions ran in, by PyTorch's default",
     "evidence.baseline.exposed_communication": "share of its step that waits for other ranks",
@@ -46,8 +46,8 @@ _COMMENTS = {
     "evidence.chosen.data_seconds": "the loader's own time for a step",
     "evidence.chosen.warmup_seconds": "until steps were as fast as they stay",
     "evidence.chosen.break_even_steps": "steps after which compilation has paid for itself",
-    "evidence.speedup": "over the baseline, run in turns; low to high: 95 % interval",
-    "evidence.speedup_same_batch": "over float32 at the same batch, run in turns",
+    "evidence.speedup": "over float32 at the same batch, in turns; low to high: 95 % interval",
+    "evidence.throughput": "samples/s over those of the baseline's batch, which is another",
     "evidence.present": "over what you train with already, at the baseline's batch (--baseline)",
     "evidence.batch": "the second answer: what is known of the batch, in samples of an update",
     "evidence.batch.yours": "BATCH_SIZE, or where the search began",
@@ -102,11 +102,11 @@ def with_comments(text: str) -> str:
 def _commented_lines(text: str) -> Iterator[str]:
     path: list[tuple[int, str]] = []
     for line in text.splitlines():
-        found = _KEY_LINE.fullmatch(line)
-        if found is None:
+        key_line = _KEY_LINE.fullmatch(line)
+        if key_line is None:
             yield line
             continue
-        indent, name, value = len(found[1]), found[2], found[3]
+        indent, name, value = len(key_line[1]), key_line[2], key_line[3]
         path = [*((at, key) for at, key in path if at < indent), (indent, name)]
         comment = _COMMENTS.get(".".join(key for _, key in path))
         if comment is None or (value is not None and not _ONE_LINE_VALUE.fullmatch(value)):

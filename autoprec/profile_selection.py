@@ -1,6 +1,6 @@
 """Chooses the recipe that a profile, or a folder of them, gives on the device of a model.
 
-Where none fits, it is float32 or a policy measured to be faster; the hardware's rules choose only
+If none fits, it is float32 or a policy measured to be faster; the hardware's rules choose only
 on request.
 """
 
@@ -97,14 +97,14 @@ def _fallback(
     if not missing_kernels:  # of another framework's products nothing would follow
         software |= {each.name: each.version for each in frameworks}
     known = with_remembered_measurements(facts, software)
-    found = measured_choice(distrust_native_support(known, missing_kernels))
-    said = f"training in {found.policy}, because {found.reasons[0]}"
-    if found.policy is not Policy.FLOAT32:
+    measured = measured_choice(distrust_native_support(known, missing_kernels))
+    said = f"training in {measured.policy}, because {measured.reasons[0]}"
+    if measured.policy is not Policy.FLOAT32:
         said += "; that it trains like float32 is not proven"
     said += f". {tune_here}"
-    if by_rules not in (found.policy, Policy.FLOAT32):
+    if by_rules not in (measured.policy, Policy.FLOAT32):
         said += f", or take {by_rules} unmeasured with fallback='rules'"
-    return found.policy, "; ".join((said, *known.notes[len(facts.notes) :]))
+    return measured.policy, "; ".join((said, *known.notes[len(facts.notes) :]))
 
 
 def _recipe_of_policy(policy: Policy, tuned: Recipe) -> Recipe:
@@ -119,20 +119,20 @@ def facts_of(address: str, backend: Backend, machine: MachineObservation) -> Dev
     kind = kind_of_framework_device(kind, {each.kind for each in machine.devices})
     number = int(index) if index and kind not in ("cpu", "mps") else 0
     said = backend.observe(address) if kind == "xpu" else None
-    found = next((d for d in machine.devices if _is_same_device(d, kind, number, said)), None)
-    if found is None:
+    device = next((d for d in machine.devices if _is_same_device(d, kind, number, said)), None)
+    if device is None:
         if kind not in {each.value for each in DeviceKind}:
             raise UsageError(f"device {address!r} given, expected KIND[:INDEX] such as cuda:0")
-        found = said or backend.observe(address) or Observation(DeviceKind(kind), number)
-        found = replace(found, rehearsal=any(each.rehearsal for each in machine.devices))
+        device = said or backend.observe(address) or Observation(DeviceKind(kind), number)
+        device = replace(device, rehearsal=any(each.rehearsal for each in machine.devices))
         warnings.warn(
             f"no probe sees {address} (NVML or the vendor's driver shows none here): it is taken "
-            f"for {found.name or 'an unknown device'}, as {backend.name} calls it. What can be "
+            f"for {device.name or 'an unknown device'}, as {backend.name} calls it. What can be "
             "seen `autoprec probe` says",
             AutoprecWarning,
             stacklevel=5,
         )
-    return merge(found, load_catalogue().family_of(found))
+    return merge(device, load_catalogue().family_of(device))
 
 
 def _is_same_device(probed: Observation, kind: str, number: int, said: Observation | None) -> bool:

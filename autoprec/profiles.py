@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from autoprec.core.codec import DecodeError, abbreviate, from_plain, to_plain, without_empty
-from autoprec.core.profile import SCHEMAS, Profile, schema_of
+from autoprec.core.codec import DecodeError, abbreviate, to_plain, without_empty
+from autoprec.core.earlier_profiles import EARLIER, profile_from_plain
+from autoprec.core.profile import SCHEMA, Profile
 from autoprec.core.recipe import Recipe, plain_recipe
 from autoprec.errors import ProfileError
 from autoprec.profile_comments import HEADER, with_comments
@@ -71,25 +72,19 @@ def parse_profile(document: object, where: str) -> Profile:
     if not {"schema", "recipe"} & document.keys():
         raise ProfileError(f"{where} is no profile: it has no recipe; {_EXPECTED}")
     schema = document.get("schema")
-    if schema not in SCHEMAS or isinstance(schema, bool):
+    if schema not in (*EARLIER, SCHEMA) or type(schema) is not int:
         given = "no schema" if schema is None else f"schema {abbreviate(schema)}"
-        known = " and ".join(map(str, SCHEMAS))
+        known = ", ".join(map(str, EARLIER))
         raise ProfileError(
-            f"{where}: {given} given, this autoprec reads schema {known}; tune again, or "
-            "install the version that wrote it"
+            f"{where}: {given} given, this autoprec reads schema {known} and {SCHEMA}; tune again, "
+            "or install the version that wrote it"
         )
     try:
-        profile = from_plain(Profile, document)
+        return profile_from_plain(document)
     except DecodeError as error:
         raise ProfileError(
             f"{where}: {error} (correct the file, or write a new one with `autoprec tune`)"
         ) from error
-    if profile.schema < schema_of(profile.recipe):
-        raise ProfileError(
-            f"{where}: schema {profile.schema} has no section recipe.distributed; write schema "
-            f"{schema_of(profile.recipe)}"
-        )
-    return profile
 
 
 def load_folder(folder: Path) -> dict[str, Profile]:
@@ -139,7 +134,7 @@ def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    """Write text so that it reads back: with escapes where it is not all printable.
+    """Write text so that it reads back: with escapes if it is not all printable.
 
     Text that UTF-8 cannot hold (a file name that is no text) gets question marks.
     """
@@ -232,6 +227,6 @@ def kept_beside(kept: Path, new: Path) -> str:
 
 def _schema_line(path: Path) -> str:
     for up, folder in enumerate(Path(os.path.abspath(path)).parents):
-        if os.path.isfile(folder / SCHEMA_NAME):  # false where nothing may be looked at
+        if os.path.isfile(folder / SCHEMA_NAME):  # false if nothing may be looked at
             return f"# yaml-language-server: $schema={'../' * up}{SCHEMA_NAME}\n"
     return ""

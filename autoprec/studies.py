@@ -44,8 +44,8 @@ class KeptStudy:
 
 def kept_studies() -> tuple[KeptStudy, ...]:
     """Return every study in the cache, the one used last first."""
-    found = (_read(journal) for journal in kept_journals())
-    return tuple(sorted(found, key=lambda each: each.last_used or datetime.min, reverse=True))
+    studies = (_read(journal) for journal in kept_journals())
+    return tuple(sorted(studies, key=lambda each: each.last_used or datetime.min, reverse=True))
 
 
 def find_study(name: str | Path) -> KeptStudy:

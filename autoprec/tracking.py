@@ -50,12 +50,13 @@ def log_to(run: Any, profile: str | Path | Profile, *, watched: Sequence[Watched
 def scalars_of(profile: Profile) -> dict[str, float]:
     """Return a profile's main numbers by name.
 
-    Speed-ups are ratios to the float32 baseline with the ends of their 95 % interval; times are in
-    seconds, memory in bytes, rates in samples per second.
+    "speedup" is a ratio to float32 at the recipe's batch, "throughput" to the samples per second of
+    the baseline's, each with the ends of its 95 % interval; times are in seconds, memory in bytes,
+    rates in samples per second.
     """
     recipe, evidence = profile.recipe, profile.evidence
     scale = recipe.loss_scale
-    found: dict[str, float | None] = {
+    numbers: dict[str, float | None] = {
         "batch_size": recipe.batch_size,
         "initial_loss_scale": None if scale is None else scale.initial,
         "samples_per_second": evidence.chosen.samples_per_second,
@@ -66,13 +67,12 @@ def scalars_of(profile: Profile) -> dict[str, float]:
         "trials": evidence.trials,
         "tuning_seconds": evidence.tuning_seconds,
     }
-    for name, ratio in (
-        ("speedup", evidence.speedup),
-        ("speedup_same_batch", evidence.speedup_same_batch),
-    ):
+    for name, ratio in (("speedup", evidence.speedup), ("throughput", evidence.throughput)):
         if ratio is not None and ratio.rounds:
-            found |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
-    return {f"autoprec/{name}": float(value) for name, value in found.items() if value is not None}
+            numbers |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return {
+        f"autoprec/{name}": float(value) for name, value in numbers.items() if value is not None
+    }
 
 
 def series_of(watched: Sequence[WatchedStep]) -> Series:
@@ -86,9 +86,9 @@ def series_of(watched: Sequence[WatchedStep]) -> Series:
 def _known(check: WatchedStep) -> list[tuple[str, float]]:
     if not check.samples:
         return []
-    found = [(name, getattr(check, name)) for name in ("outputs", "loss", "gradient", "vanished")]
+    numbers = [(name, getattr(check, name)) for name in ("outputs", "loss", "gradient", "vanished")]
     fault = ("fault", float(bool(check.problem)))
-    return [fault, *((name, value) for name, value in found if value is not None)]
+    return [fault, *((name, value) for name, value in numbers if value is not None)]
 
 
 def _words_of(profile: Profile) -> dict[str, str]:

@@ -19,6 +19,8 @@ from autoprec.hardware.probes.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
 from autoprec.tuning.options import Options
+from autoprec.tuning.script_verification import ROUNDS, UPDATES
+from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
     from autoprec.core.profile_claims import Verification
@@ -76,11 +78,13 @@ def _best_fit(
 
 def verify(
     profile: str | Path | Profile,
-    task: str | Path | None = None,
+    task: str | Path | TaskSource | None = None,
     *,
     device: str | None = None,
     rounds: int = Options.rounds,
     checkpoint: str | Path | None = None,
+    arguments: Sequence[str] = (),
+    at: int = 1,
     wait: bool = False,
     listener: Listener | None = None,
 ) -> Verification:
@@ -89,15 +93,15 @@ def verify(
     `task` is the profile's task file, by default the one that it names, in its own folder. The
     recipe and float32 are timed in alternation for `rounds`, twice as many where that decides
     nothing, and its first 30 steps at most are proven: from the weights in `checkpoint`, such as
-    those of a training whose checks failed, or from new ones. Nothing is written. `listener` is
-    called with every event. Raises `ProfileMismatch` if the profile is for another device, and
+    those of a training whose checks failed, or from new ones. A script runs with the `arguments`
+    and up to the call number `at` that its tuning had. Nothing is written. `listener` is called
+    with every event. Raises `ProfileMismatch` if the profile is for another device, and
     as `tune` does for what is wrong with the task.
     """
     from autoprec.tuning import verification
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.ranks import check_device_choice, peers_of
-    from autoprec.workers.task_file import check_task_path
 
     made = profile if isinstance(profile, Profile) else load_profile(profile)
     ranks = made.recipe.distributed
@@ -109,7 +113,8 @@ def verify(
         engine="ddp" if ranks is None or ranks.engine == "mirrored" else ranks.engine,
     )
     check_device_choice(device, options.nproc)
-    path = check_task_path(task or _task_of(made, profile))
+    if not isinstance(task, TaskSource):
+        task = read_source(task or _task_of(made, profile), arguments=arguments, at=at)
     listen = listener or silent
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     software, unusable = _software(machine, made)
@@ -121,7 +126,41 @@ def verify(
     for warning in fit.warnings:
         listen(Note(warning, warning=True))
     target = Target(facts, software, lambda known: known, peers=peers_of(facts, machine.facts))
-    return verification.verify(TuningJob(path, target, options, listen), made)
+    return verification.verify(TuningJob(task, target, options, listen), made)
+
+
+def verify_script(
+    profile: str | Path | Profile,
+    script: str | Path | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    rounds: int = ROUNDS,
+    updates: int = UPDATES,
+    listener: Listener | None = None,
+) -> Verification:
+    """Run a whole script with its profile and without, in turns; say whether it gains as stated.
+
+    The script applies the profile itself, and runs with these `arguments` for so many `updates`,
+    `rounds` times each. It writes what it writes until then, but for experiment trackers. Raises
+    `TaskError` where it fails, `UsageError` where it applies no profile.
+    """
+    from autoprec.tuning.events import silent
+    from autoprec.tuning.script_verification import ScriptJob
+    from autoprec.tuning.script_verification import verify_script as run_in_turns
+
+    made = profile if isinstance(profile, Profile) else load_profile(profile)
+    source = read_source(
+        script or str(_task_of(made, profile)).partition(":")[0], arguments=arguments, script=True
+    )
+    job = ScriptJob(
+        source=source,
+        profile=made,
+        file=None if isinstance(profile, Profile) else Path(profile),
+        listener=listener or silent,
+        rounds=rounds,
+        updates=updates,
+    )
+    return run_in_turns(job)
 
 
 def _task_of(made: Profile, profile: str | Path | Profile) -> Path:
@@ -129,8 +168,8 @@ def _task_of(made: Profile, profile: str | Path | Profile) -> Path:
     if isinstance(profile, Profile):
         raise UsageError("`task` is missing: a Profile does not know the folder of its task file")
     folder = Path(profile).parent
-    path = folder / made.task.file
-    if Path(made.task.file).name != made.task.file or not path.is_file():
+    path, file = folder / made.task.file, made.task.file.partition(":")[0]
+    if Path(file).name != file or not (folder / file).is_file():
         raise UsageError(
             f"there is no {made.task.file} next to the profile, in {folder}: give the task file"
         )

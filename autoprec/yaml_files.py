@@ -185,7 +185,7 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename last through a power cut, where folders can be synced."""
+    """Make the rename last through a power cut, if folders can be synced."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

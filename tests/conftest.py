@@ -107,7 +107,8 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test in a framework's file its marker, so that none is left out of every part.
 
-    Files with slow tests come first: one that starts last leaves the other processes idle.
+    Files with slow tests come first, and of those what only CI runs, of which a test takes minutes:
+    one that starts last leaves the other processes idle.
     """
     for item in items:
         for marker in markers_of(item.path):
@@ -119,8 +120,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     f"{item.nodeid} is marked `{marker}`, which does not stand in its own file: a "
                     f"run of `-m {marker}` passes the file over. Write pytest.mark.{marker} there."
                 )
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    slow, long = (
+        {item.path for item in items if any(map(item.get_closest_marker, markers))}
+        for markers in (("slow",), ("release", "scale", "zoo"))
+    )
+    items.sort(key=lambda item: (item.path not in slow, item.path not in long))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -309,11 +313,12 @@ def simulated(tmp_path: Path) -> Callable[..., Path]:
 def start() -> Iterator[Callable[..., Worker]]:
     """Start workers that are ended after the test."""
     from autoprec.workers.client import Worker, WorkerSettings
+    from autoprec.workers.task_source import TaskSource
 
     made: list[Worker] = []
 
     def begin(task: Path, **settings: Any) -> Worker:
-        made.append(Worker(WorkerSettings(task, **settings)))
+        made.append(Worker(WorkerSettings(TaskSource(task), **settings)))
         return made[-1]
 
     yield begin

@@ -11,13 +11,13 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
+    SCHEMA,
     Baseline,
     Chosen,
     DeviceRecord,
     Evidence,
     Profile,
     TaskRecord,
-    schema_of,
 )
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
@@ -48,7 +48,7 @@ def profile_of(
 ) -> Profile:
     """Return a profile of this recipe that is twice as fast as float32."""
     return Profile(
-        schema=schema_of(recipe),
+        schema=SCHEMA,
         created="2026-11-21T00:00:00Z",
         autoprec="0.1.0",
         task=TaskRecord("model.py", "0" * 64, framework),
@@ -59,7 +59,6 @@ def profile_of(
             baseline=Baseline(Policy.FLOAT32, recipe.effective_batch, 100.0, 0.32, 1),
             chosen=Chosen(200.0, 0.16, 1),
             speedup=Ratio(2.0, 1.9, 2.1, 9),
-            speedup_same_batch=None,
             parity=Verdict("equal", "trains like float32"),
             trials=3,
             tuning_seconds=1.0,

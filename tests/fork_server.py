@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,20 @@ class ForkServer:
             os.close(null)
 
     def run(
-        self, script: Path, *arguments: object, seconds: float = 240.0
+        self,
+        script: Path,
+        *arguments: object,
+        seconds: float = 240.0,
+        environment: Mapping[str, str] = os.environ,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Python file in the current folder and environment, as `python FILE ...` would."""
+        """Run a Python file in the current folder, as `python FILE ...` would.
+
+        Nothing of the `environment` may be read at import that differs from the server's.
+        """
         words = [str(script), *map(str, arguments)]
         request = {
             "arguments": words,
-            "environment": dict(os.environ),
+            "environment": dict(environment),
             "folder": os.getcwd(),
             "numbers": [],
             "path": str(script.parent),

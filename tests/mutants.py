@@ -56,7 +56,7 @@ TESTS_OF = {
         *("numerics/late_failures", "numerics/single_step", "numerics/small_losses"),
     ),
     "numerics/headroom": ("numerics/headroom",),
-    "numerics/single_step": ("numerics/single_step", "numerics/parity"),
+    "numerics/single_step": ("numerics/single_step", "numerics/evaluation", "numerics/parity"),
     "numerics/late_failures": (
         *("numerics/late_failures", "numerics/error_floor", "numerics/parity"),
         "numerics/small_losses",

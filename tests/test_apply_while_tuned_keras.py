@@ -15,6 +15,7 @@ from autoprec import Recipe, apply_profile
 from autoprec.backends.shared import worker_process
 from autoprec.core.dtypes import Policy
 from autoprec.workers.client import Worker, WorkerSettings
+from autoprec.workers.task_source import TaskSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -47,7 +48,7 @@ def test_a_recipe_that_is_measured_is_the_one_in_force(
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
     (tmp_path / "model_k.py").write_text(textwrap.dedent(TASK))
     monkeypatch.chdir(tmp_path)
-    worker = Worker(WorkerSettings(tmp_path / "model_k.py"))
+    worker = Worker(WorkerSettings(TaskSource(tmp_path / "model_k.py")))
 
     def losses(recipe: Recipe) -> Any:
         return worker.call("trajectory", recipe=recipe, seed=0, steps=3).losses

@@ -16,6 +16,7 @@ from autoprec.backends.shared import worker_process
 from autoprec.core.dtypes import Policy
 from autoprec.profiles import save_profile
 from autoprec.workers.client import Worker, WorkerSettings
+from autoprec.workers.task_source import TaskSource
 from tests.applied_torch import make_profile, task
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
@@ -79,7 +80,7 @@ def losses(worker: Worker, recipe: Recipe) -> Any:
 @pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 def test_a_recipe_that_is_measured_is_the_one_in_force(folder: Path) -> None:
     seen = folder / "seen.txt"
-    worker = Worker(WorkerSettings(folder / "model_t.py"))
+    worker = Worker(WorkerSettings(TaskSource(folder / "model_t.py")))
     try:
         notes = worker.load().notes
         assert any("changes nothing while the task is measured" in note for note in notes)

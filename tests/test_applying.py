@@ -11,7 +11,7 @@ from stateless_precision import StatelessPrecision
 from autoprec import Recipe, apply_profile
 from autoprec.core.profile import DeviceRecord, Profile, TaskRecord
 from autoprec.errors import AutoprecWarning
-from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import observe
 from autoprec.probing import device_fingerprint
 from autoprec.profiles import save_profile
@@ -37,19 +37,19 @@ def made_elsewhere() -> Profile:
 
 
 @pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch) -> list[LocalMachine]:
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
     """The machines that were probed; empty before the test applies anything."""
-    machines: list[LocalMachine] = []
+    machines: list[Machine] = []
 
-    class Counted(LocalMachine):
+    class Counted(Machine):
         def __init__(self) -> None:
             machines.append(self)
 
-    monkeypatch.setattr(observe, "LocalMachine", Counted)
+    monkeypatch.setattr(observe, "Machine", Counted)
     return machines
 
 
-def test_a_profile_probes_the_machine_once(tmp_path: Path, probed: list[LocalMachine]) -> None:
+def test_a_profile_probes_the_machine_once(tmp_path: Path, probed: list[Machine]) -> None:
     profile = made_here()
     probed.clear()
     assert apply_profile(profile, device="cpu") == StatelessPrecision(Recipe(batch_size=64))
@@ -59,7 +59,7 @@ def test_a_profile_probes_the_machine_once(tmp_path: Path, probed: list[LocalMac
     assert len(probed) == 2
 
 
-def test_a_profile_that_fits_nowhere_probes_the_machine_once(probed: list[LocalMachine]) -> None:
+def test_a_profile_that_fits_nowhere_probes_the_machine_once(probed: list[Machine]) -> None:
     profile = made_elsewhere()
     probed.clear()
     with pytest.warns(AutoprecWarning, match="no profile fits this device"):
@@ -69,7 +69,7 @@ def test_a_profile_that_fits_nowhere_probes_the_machine_once(probed: list[LocalM
 
 
 def test_a_profile_switched_off_probes_the_machine_once_for_its_batch(
-    probed: list[LocalMachine], monkeypatch: pytest.MonkeyPatch
+    probed: list[Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = made_here()
     probed.clear()

@@ -64,8 +64,9 @@ def test_no_block_is_indented_for_those_would_not_be_found() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a task, which is the current one."""
-    (tmp_path / "model.py").write_text(TASK)
+    """Return a folder with a task, which is the current one; the script there is one, too."""
+    for name in ("model.py", "train.py"):
+        (tmp_path / name).write_text(TASK)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -79,10 +80,11 @@ def run(command: str) -> None:
 def test_the_first_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for console in (block("README.md", 1), block("docs/index.md", 0)):
         commands = commands_in(console)
-        assert [command.split()[1] for command in commands] == ["probe", "tune"]
+        assert {command.split()[1] for command in commands} == {"probe", "tune"}
         for command in commands:
             run(command)
     assert (folder / "model.profile.yaml").is_file()
+    assert (folder / "train.profile.yaml").is_file()
     assert (folder / "model.report.html").is_file()
     _, *later = commands_in(block("README.md", 5))
     assert [command.split()[1] for command in later] == ["check", "verify"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +12,9 @@ import numpy as np
 import pytest
 
 from autoprec import Policy, Recipe
+from tests.fork_server import ForkServer
 
-ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "examples" / "keras"
+FOLDER = Path(__file__).parent.parent / "examples" / "keras"
 TASKS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("train_"))
 
 #: A step of this network takes a second, traced or not.
@@ -82,7 +79,7 @@ def test_the_output_is_float32_in_a_mixed_policy(task: ModuleType) -> None:
     assert "bfloat16" in {layer.compute_dtype for layer in model.layers}
 
 
-@pytest.mark.release  # each imports TensorFlow anew; what they call is tested in this process
+@pytest.mark.release  # what they call is tested in this process
 @pytest.mark.parametrize(
     ("script", "arguments", "expected"),
     [
@@ -95,16 +92,10 @@ def test_a_training_script_runs(
     arguments: list[str],
     expected: str,
     write_profile: Callable[[Recipe, str], Path],
+    forked: ForkServer,
 ) -> None:
     profile = write_profile(Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16), "keras")
-    child = subprocess.run(
-        [sys.executable, FOLDER / script, "--profile", profile, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    child = forked.run(FOLDER / script, "--profile", profile, *arguments)
     assert child.returncode == 0, child.stderr
     assert "recipe: mixed_bfloat16 at batch 16" in child.stdout
     assert expected in child.stdout

@@ -22,7 +22,8 @@ PROGRAM = """
 import contextlib, inspect, io, json, sys
 import autoprec.api as api
 from autoprec.cli import main
-from autoprec.fleet.messages import Request, TaskPlace, request_from_line, request_to_line
+from autoprec.fleet.messages import Request
+from autoprec.workers.task_source import TaskSource
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import UsageError
@@ -50,8 +51,7 @@ def outcome(function, *arguments, **named):
 
 tuner.tune = reached
 task = sys.argv[1]
-place, kind = TaskPlace(Path(task), "", Path(task).parent), Fingerprint(DeviceKind.CPU, "", "", 1)
-sent = request_to_line(Request(place, Options(patience=3), kind, None))
+sent = Request(TaskSource(Path(task)), "", Path(task).parent, options=Options(patience=3)).to_line()
 print(json.dumps({
     "help": outcome(main, ["tune", "--help"]),
     "reference": [line for line in settings() if "patience" in line],
@@ -59,7 +59,7 @@ print(json.dumps({
     "python": outcome(api.tune, task, patience=3, device="cpu"),
     "untold": outcome(api.tune, task, device="cpu"),
     "command": outcome(main, ["tune", task, "--patience", "3", "--device", "cpu"]),
-    "node": request_from_line(sent).options.patience,
+    "node": Request.from_line(sent).options.patience,
     "refused": outcome(api.tune, task, patience=2),
     "refused there": outcome(main, ["tune", task, "--patience", "2"]),
     "both": outcome(api.tune, task, options=Options(), patience=3),

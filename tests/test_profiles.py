@@ -30,7 +30,6 @@ from autoprec.core.profile import (
     Evidence,
     Profile,
     TaskRecord,
-    schema_of,
 )
 from autoprec.core.recipe import KNOBS, Distributed, LossScale, Recipe
 from autoprec.core.speed.noise import Ratio
@@ -59,23 +58,20 @@ def test_a_saved_profile_loads_as_it_was(tmp_path_factory, profile):
     assert load_profile(path) == profile
 
 
-def test_a_recipe_for_one_process_is_written_in_schema_1_without_a_section_for_several():
-    text = dump_profile(PROFILE)
-    assert "schema: 1\n" in text
-    assert "distributed" not in text
+def test_a_recipe_for_one_process_is_written_without_a_section_for_several():
+    assert "distributed" not in dump_profile(PROFILE)
 
 
-def test_a_recipe_for_several_ranks_is_schema_2_and_reads_back(tmp_path):
+def test_a_recipe_for_several_ranks_reads_back(tmp_path):
     recipe = replace(
         PROFILE.recipe,
         distributed=Distributed(engine="fsdp2", world_size=4, reduce_dtype=DType.BFLOAT16),
     )
-    several = replace(PROFILE, schema=schema_of(recipe), recipe=recipe)
+    several = replace(PROFILE, recipe=recipe)
     path = tmp_path / "a.profile.yaml"
     save_profile(several, path)
-    assert "schema: 2\n" in path.read_text()
     assert load_profile(path) == several
-    path.write_text(path.read_text().replace("schema: 2", "schema: 1"))
+    path.write_text(path.read_text().replace("schema: 3", "schema: 1"))
     with pytest.raises(ProfileError, match=r"schema 1 has no section recipe\.distributed"):
         load_profile(path)
 
@@ -158,9 +154,9 @@ def test_what_there_is_nothing_of_is_left_out_and_read_as_before():
     contract = {f.name for f in fields(Recipe)} - {"distributed"}
     assert set(read["recipe"]) == contract  # whole, for one process
     assert parse_profile(read, "a") == plain
-    old = to_plain(plain)  # as it was written before
-    assert old["evidence"]["speedup"]["rounds"] == 0
-    assert parse_profile(old, "a") == plain
+    whole = to_plain(plain)  # nothing left out
+    assert whole["evidence"]["speedup"]["rounds"] == 0
+    assert parse_profile(whole, "a") == plain
 
 
 def comments_of(text):
@@ -285,18 +281,18 @@ def edited(**changes):
             SEED[: SEED.index("mixed_float16") + 10],
             "recipe.policy: 'mixed_floa' given, .*; did you mean",
         ),
-        (SEED + "schema: 1\n", "line [0-9]+: the key 'schema' is given twice"),
+        (SEED + "schema: 3\n", "line [0-9]+: the key 'schema' is given twice"),
         (
-            SEED.replace("schema: 1", "schema: 3"),
-            "schema 3 given, this autoprec reads schema 1 and 2",
+            SEED.replace("schema: 3", "schema: 4"),
+            "schema 4 given, this autoprec reads schema 1, 2 and 3",
         ),
-        (SEED.replace("schema: 1", "schema: true"), "schema True given, this autoprec reads"),
-        (SEED.replace("schema: 1", "schema: 1.0"), "schema: 1.0 given, expected one of 1"),
+        (SEED.replace("schema: 3", "schema: true"), "schema True given, this autoprec reads"),
+        (SEED.replace("schema: 3", "schema: 3.0"), "schema 3.0 given, this autoprec reads"),
         (
-            SEED.replace("schema: 1\n", ""),
-            "no schema given, this autoprec reads schema 1 and 2; tune",
+            SEED.replace("schema: 3\n", ""),
+            "no schema given, this autoprec reads schema 1, 2 and 3; tune",
         ),
-        (SEED.replace("schema: 1", "schema: [" + "1," * 500 + "]"), "schema list given, this"),
+        (SEED.replace("schema: 3", "schema: [" + "1," * 500 + "]"), "schema list given, this"),
         (SEED.replace("recipe:", "recipe: ]"), "line [0-9]+: not valid YAML"),
         (SEED.replace("recipe:", "recpe:"), r"recpe: unknown key; did you mean 'recipe'\?"),
         ("a: !!python/name:os.system", "line 1: YAML tags"),

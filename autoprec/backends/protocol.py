@@ -61,7 +61,8 @@ class Task:
     batches whose samples no dimension counts, such as graphs joined into one. `checkpoint` is a
     file with the weights that every model it builds begins with. `place` is this process's among
     the ranks that train together; None where it trains alone. `surveyed` is how many batches a
-    description looked at: 0 where all had the same shape, None where there was none.
+    description looked at: 0 where all had the same shape, None where there was none. `fixed_batch`
+    says why `build_data` yields batches of one size only; empty where it does as it is asked.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Task:
     checkpoint: Path | None = None
     place: RankPlace | None = None
     surveyed: int | None = None
+    fixed_batch: str = ""
 
 
 #: The share of an accelerator's free memory that a process may use: the framework's context, its

@@ -14,18 +14,25 @@ from typing import Any, NoReturn, cast
 class Parser(argparse.ArgumentParser):
     """A parser whose errors suggest the most similar word, and whose texts keep their lines.
 
-    Where a command's options are slow to make, `late` adds them, once they are needed.
+    If a command's options are slow to make, `late` adds them, once they are needed. What follows
+    a "--" is kept as it is under the name `rest`, if there is one.
     """
 
     late: Callable[[Parser], None] | None = None
+    rest = ""
 
     def __init__(self, **named: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **named)
 
-    def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, which has a subcommand's parser do this, too."""
         self._add_late()
-        return super().parse_known_args(*arguments, **named)
+        if not self.rest:
+            return super().parse_known_args(args, namespace)
+        end = args.index("--") if "--" in args else len(args)
+        known, unknown = super().parse_known_args(args[:end], namespace)
+        setattr(known, self.rest, args[end + 1 :])
+        return known, unknown
 
     def actions(self) -> Iterator[argparse.Action]:
         """Yield every action of the parser and of its subcommands."""
@@ -46,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         near = {
             word: difflib.get_close_matches(word, known, n=1) for word in _unknown_words(message)
         }
-        hints = [f"{word}: did you mean {found[0]}?" for word, found in near.items() if found]
+        hints = [f"{word}: did you mean {similar[0]}?" for word, similar in near.items() if similar]
         super().error("; ".join([message, *hints]))
 
     def _add_late(self) -> None:

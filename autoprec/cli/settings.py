@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from typing import Any
 
-from autoprec.tuning.options import Options
+from autoprec.tuning.options import Arguments, Options
 from autoprec.tuning.settings import Setting, settings_of
 
 
@@ -18,14 +18,15 @@ def add_settings(
     for each in settings_of(options):
         if each.group not in groups:
             groups[each.group] = parser.add_argument_group(each.group)
-        add_setting(groups[each.group], each)
+        if each.flag != "--":  # what follows that is no option's
+            add_setting(groups[each.group], each)
     return groups
 
 
 def add_setting(parser: argparse._ActionsContainer, setting: Setting | str, text: str = "") -> None:
-    """Add the option of one setting, with another help text where one is given."""
+    """Add the option of one setting, with another help text if one is given."""
     if isinstance(setting, str):
-        (setting,) = (each for each in settings_of(Options) if each.name == setting)
+        (setting,) = (each for each in settings_of(Arguments) if each.name == setting)
     how: dict[str, Any] = {"metavar": setting.metavar}
     if setting.kept is bool and setting.optional:
         how = {"action": argparse.BooleanOptionalAction}

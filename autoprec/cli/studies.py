@@ -71,11 +71,11 @@ def _list(arguments: argparse.Namespace) -> int:
     from autoprec.studies import kept_studies
     from autoprec.tuning.study.places import studies_folder
 
-    found = kept_studies()
+    studies = kept_studies()
     if arguments.json:
-        print_json([plain_study(each) for each in found])
-    elif found:
-        print_studies(found)
+        print_json([plain_study(each) for each in studies])
+    elif studies:
+        print_studies(studies)
     else:
         print(f"no study is kept in {studies_folder() or 'a cache (AUTOPREC_CACHE is empty)'}")
     return 0
@@ -86,14 +86,14 @@ def _show(arguments: argparse.Namespace) -> int:
     from autoprec.reporting.studies import plain_study, print_study
     from autoprec.studies import find_study
 
-    found = [find_study(name) for name in arguments.studies]
-    for study in found:
+    studies = [find_study(name) for name in arguments.studies]
+    for study in studies:
         if study.problem:
             raise UsageError(study.problem)
     if arguments.json:
-        print_json([plain_study(each) for each in found])
+        print_json([plain_study(each) for each in studies])
         return 0
-    for study in found:
+    for study in studies:
         print_study(study)
     return 0
 
@@ -110,18 +110,18 @@ def _clear(arguments: argparse.Namespace) -> int:
     from autoprec.studies import clear_studies, find_study, kept_studies, unused_for
 
     if arguments.studies:
-        found = tuple(find_study(name) for name in arguments.studies)
+        studies = tuple(find_study(name) for name in arguments.studies)
     else:
-        found = kept_studies()
+        studies = kept_studies()
         if not arguments.all:
-            found = unused_for(found, arguments.older_than)
-    kept = clear_studies(found)
-    for study in found:
+            studies = unused_for(studies, arguments.older_than)
+    kept = clear_studies(studies)
+    for study in studies:
         if study not in kept:
             print(f"removed {study.place}", file=sys.stderr)
     for study in kept:
         print(f"kept {study.place}: a tuning is using it", file=sys.stderr)
-    if not found:
+    if not studies:
         print("there is nothing to remove", file=sys.stderr)
     return 1 if kept else 0
 

@@ -17,18 +17,23 @@ from autoprec.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from autoprec.tuning.options import Options
+    from autoprec.workers.task_source import TaskSource
 
 _DESCRIPTION = """\
-Train the task's model for a few steps with each plausible precision, batch size and other settings,
-prove that the fastest recipe trains like float32, and write it with its evidence to a profile.
+Train a model for a few steps with each plausible precision, batch size and other settings, prove
+that the fastest recipe trains like float32, and write it with its evidence to a profile.
 
-A task file defines build_model() and build_data(batch_size), and for PyTorch loss_fn(outputs,
-targets) or training_step(model, batch). If it sets BATCH_SIZE, that is kept as the effective batch
+FILE.py is a training script, as it is: it runs up to its own call of Lightning's or Keras's fit or
+Transformers' train, and what that would train is tuned; nothing after the call runs. Or it is a
+task file, which defines build_model() and build_data(batch_size), and for PyTorch loss_fn(outputs,
+targets) or training_step(model, batch). If that sets BATCH_SIZE, it is kept as the effective batch
 size; otherwise the batch size is chosen too.
 """
 
 _EXAMPLES = f"""\
 examples:
+  autoprec tune train.py -- --lr 1e-3             the script with its arguments; train.profile.yaml
+  autoprec tune train.py --at 2                   its second call of fit
   autoprec tune model.py                          write model.profile.yaml
   autoprec tune model.py --batch-sizes 16-512     only powers of two in this range
   autoprec tune model.py --time-limit 120 --json  two minutes in total; the profile as JSON
@@ -62,8 +67,12 @@ def add_parser(subparsers: Any) -> None:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
-    parser.add_argument("task", metavar="TASK.py", help="the task file")
-    parser.late = _add_options
+    parser.add_argument(
+        "task",
+        metavar="FILE.py",
+        help="the training script, a function of it (train.py:build), or a task file",
+    )
+    parser.late, parser.rest = _add_options, "arguments"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +80,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     from autoprec.tuning.options import Arguments
 
     groups = add_settings(parser, Arguments)
-    parser.set_defaults(device=None)
+    parser.set_defaults(device=None, at=1, script=False)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--plan",
@@ -126,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     with stop_signals_interrupt():
         if cluster:
-            return tune_cluster.run(arguments, options)
+            return tune_cluster.run(arguments, source_of(arguments), options)
         if arguments.plan:
             return _plan(arguments, options)
         if arguments.quick:
@@ -140,9 +149,9 @@ def _tune(arguments: argparse.Namespace, options: Options) -> int:
     from autoprec.profiles import default_path, default_report_path, place_for, to_mapping
     from autoprec.reporting.tune import Terminal
     from autoprec.tuning.events import silent
-    from autoprec.workers.task_file import check_task_path
 
-    task = check_task_path(arguments.task)
+    source = source_of(arguments)
+    task = source.path
     output = check_output(options.output or default_path(task), task)
     page = None
     if arguments.report is not None:
@@ -157,7 +166,7 @@ def _tune(arguments: argparse.Namespace, options: Options) -> int:
     )
     with nullcontext(silent) if arguments.quiet else terminal as listener:
         try:
-            profile = tune(task, device=arguments.device, options=options, listener=listener)
+            profile = tune(source, device=arguments.device, options=options, listener=listener)
         except KeyboardInterrupt:
             raise Interrupted(_how_to_resume(task, options.storage)) from None
         except OSError as error:
@@ -174,6 +183,15 @@ def _tune(arguments: argparse.Namespace, options: Options) -> int:
         if not arguments.quiet:
             print(f"the report is in {page}", file=sys.stderr)
     return INCONCLUSIVE if arguments.strict and profile.evidence.inconclusive else 0
+
+
+def source_of(arguments: argparse.Namespace) -> TaskSource:
+    """Return what the command line names; raise as `read_source` does."""
+    from autoprec.workers.task_source import read_source
+
+    return read_source(
+        arguments.task, arguments=arguments.arguments, at=arguments.at, script=arguments.script
+    )
 
 
 def _how_to_resume(task: Path, storage: str | None) -> str:
@@ -207,7 +225,7 @@ def _plan(arguments: argparse.Namespace, options: Options) -> int:
     if options.output is not None:
         raise UsageError("--plan writes no file; omit --output")
     try:
-        made = plan(arguments.task, device=arguments.device, options=options, listener=say)
+        made = plan(source_of(arguments), device=arguments.device, options=options, listener=say)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing was kept") from None
     if arguments.json:
@@ -229,7 +247,7 @@ def _quick(arguments: argparse.Namespace, options: Options) -> int:
     with nullcontext(silent) if arguments.quiet else terminal as listener:
         try:
             said = answer_quickly(
-                arguments.task, device=arguments.device, options=options, listener=listener
+                source_of(arguments), device=arguments.device, options=options, listener=listener
             )
         except KeyboardInterrupt:
             raise Interrupted("interrupted; finished trials are kept") from None

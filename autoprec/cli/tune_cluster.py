@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoprec.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from autoprec.workers.task_source import TaskSource
 
 EXAMPLES = """\
   autoprec tune model.py --ray                    every device type of the Ray cluster this machine
@@ -15,7 +18,7 @@ EXAMPLES = """\
   autoprec tune model.py --slurm a100,l4          a SLURM job in each of two partitions
 """
 
-#: The exit code where some type's tuning failed; those of the others have their profiles.
+#: The exit code if some type's tuning failed; those of the others have their profiles.
 FAILED = 1
 
 
@@ -47,13 +50,12 @@ def is_asked_for(arguments: argparse.Namespace) -> bool:
     return arguments.ray is not None or arguments.slurm is not None
 
 
-def run(arguments: argparse.Namespace, options: Any) -> int:
+def run(arguments: argparse.Namespace, source: TaskSource, options: Any) -> int:
     """Tune on the cluster, print, and return the exit code."""
     from autoprec.api import tune_fleet
     from autoprec.cli.json_output import print_json
     from autoprec.fleet.journals import default_output, studies_folder
     from autoprec.reporting.fleet import FleetTerminal, print_fleet_result
-    from autoprec.workers.task_file import check_task_path
 
     if arguments.ray is not None and arguments.slurm is not None:
         raise UsageError("--ray and --slurm given; give one of them")
@@ -63,11 +65,10 @@ def run(arguments: argparse.Namespace, options: Any) -> int:
         )
     if arguments.quick:
         raise UsageError(f"--quick is for this machine; omit --{_engine(arguments)}")
-    task = check_task_path(arguments.task)
-    output = options.output or default_output(task)
+    output = options.output or default_output(source.path)
     try:
         result = tune_fleet(
-            task,
+            source,
             ray=arguments.ray,
             slurm=_partitions(arguments.slurm),
             device=arguments.device,

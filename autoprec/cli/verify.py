@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoprec.errors import UsageError
+
 if TYPE_CHECKING:
     from autoprec.core.profile_claims import Verification
     from autoprec.tuning.events import Event
@@ -17,6 +19,8 @@ _EXAMPLES = """\
 examples:
   autoprec verify model.profile.yaml                 # the task file next to it
   autoprec verify model.profile.yaml src/model.py
+  autoprec verify train.profile.yaml -- --lr 1e-3    # a script, with the arguments of its tuning
+  autoprec verify --script train.profile.yaml        # whole runs of the script itself, in turns
   autoprec verify model.profile.yaml --json          # for CI
   autoprec verify model.profile.yaml --checkpoint last.pt   # at weights that trained for a while
 
@@ -45,12 +49,22 @@ def add_parser(subparsers: Any) -> None:
         help="its task file (default: the one named in it, next to it)",
     )
     parser.add_argument("--device", metavar="KIND[:INDEX]", help="the device to verify it on")
-    parser.late = _add_options
+    parser.late, parser.rest = _add_options, "arguments"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     from autoprec.cli.settings import add_setting
 
+    parser.set_defaults(at=1)
+    parser.add_argument(
+        "--script",
+        action="store_true",
+        help="run the whole script with the profile that it applies and with AUTOPREC=off, in "
+        "turns, and compare an update's time, its loader included, and the losses",
+    )
+    parser.add_argument(
+        "--updates", type=int, metavar="N", help="updates of each such run (default: 60)"
+    )
     add_setting(
         parser,
         "rounds",
@@ -66,25 +80,29 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="exit with 5 where a claim is unresolved, too"
     )
+    add_setting(parser, "at")
     add_setting(parser, "wait", "wait if a tuning is using the device")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify, print, and return the exit code."""
-    from autoprec.api import verify
+    from autoprec.api import verify, verify_script
     from autoprec.cli.json_output import print_json
     from autoprec.cli.settings import settings_given
     from autoprec.core.codec import to_plain
     from autoprec.reporting.text import printable
 
-    verification = verify(
-        arguments.profile,
-        arguments.task,
-        device=arguments.device,
-        listener=_show,
-        **settings_given(arguments),
-    )
+    given = {**settings_given(arguments), "arguments": arguments.arguments, "listener": _show}
+    left = [name for name in ("checkpoint", "wait") if name in given and arguments.script]
+    if left:
+        raise UsageError(f"--script runs the whole script, without `{left[0]}`: leave that out")
+    if arguments.script:
+        given |= {} if arguments.updates is None else {"updates": arguments.updates}
+        verification = verify_script(arguments.profile, arguments.task, **given)
+    else:
+        given |= {"device": arguments.device, "at": arguments.at}
+        verification = verify(arguments.profile, arguments.task, **given)
     if arguments.json:
         print_json({"holds": verification.holds, **to_plain(verification)})
     else:

@@ -43,9 +43,9 @@ def bounded(*, low: float, high: float, default: Any = dataclasses.MISSING) -> A
 
 
 def range_of(info: dataclasses.Field[Any]) -> tuple[float, float] | None:
-    """Return the range that a field's number must lie in; None where it has none."""
-    found: tuple[float, float] | None = info.metadata.get(_RANGE_KEY)
-    return found
+    """Return the range that a field's number must lie in; None if it has none."""
+    limits: tuple[float, float] | None = info.metadata.get(_RANGE_KEY)
+    return limits
 
 
 #: The types that stay as they are, and what they are called.
@@ -92,7 +92,7 @@ def without_empty(value: object) -> Any:
 
 
 def from_plain(kind: type[T], value: object, path: str = "") -> T:
-    """Read `value` as a `kind`; raise `DecodeError` where it does not fit."""
+    """Read `value` as a `kind`; raise `DecodeError` if it does not fit."""
     return typing.cast(T, _decode(kind, value, path))
 
 
@@ -249,7 +249,7 @@ def join_path(path: str, key: object) -> str:
 
 
 def did_you_mean(key: object, names: collections.abc.Iterable[str]) -> str:
-    """Return "; did you mean NAME?" where a known name is close, else nothing."""
+    """Return "; did you mean NAME?" if a known name is close, else nothing."""
     if not isinstance(key, str) or len(key) > 80:
         return ""
     close = difflib.get_close_matches(key, list(names), n=1)

@@ -113,14 +113,14 @@ class Policy(StrEnum):
         return self.compute_dtype in (DType.BFLOAT16, DType.FLOAT16)
 
     def name_with(self, weights_in: str) -> str:
-        """Name the policy for a model; float32 where all trained weights are 16-bit is no float32.
+        """Name the policy for a model; what has only 16-bit weights is no float32.
 
-        `weights_in` is their dtype, empty where the model is a common one.
+        `weights_in` is their dtype, empty if the model is a common one.
         """
         return f"{weights_in} weights" if weights_in and self is Policy.FLOAT32 else self.value
 
     def compute_dtype_with(self, weights_in: str) -> DType:
-        """Return the dtype matrix products run in where the weights are kept in `weights_in`."""
+        """Return the dtype matrix products run in if the weights are kept in `weights_in`."""
         return DType(weights_in) if weights_in and self is Policy.FLOAT32 else self.compute_dtype
 
     @property

@@ -53,20 +53,20 @@ class _Writer:
             field.name: self._field(kind, field, hints[field.name]) for field in read
         }
         derived: dict[str, Any] = {field.name: {} for field in fields if not field.init}
-        found: dict[str, Any] = {
+        schema: dict[str, Any] = {
             "type": "object",
             "properties": properties | derived,
             "additionalProperties": False,
         }
-        return found | ({"required": required} if required else {})
+        return schema | ({"required": required} if required else {})
 
     def _field(self, kind: type, field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         override = self.overrides.get((kind, field.name))
         if override is not None:
             return dict(override)
-        found = self.value(hint)
+        schema = self.value(hint)
         limits = range_of(field)
-        return found if limits is None else {**found, "minimum": limits[0], "maximum": limits[1]}
+        return schema if limits is None else {**schema, "minimum": limits[0], "maximum": limits[1]}
 
     def value(self, kind: Any) -> dict[str, Any]:
         origin, inner = typing.get_origin(kind), typing.get_args(kind)

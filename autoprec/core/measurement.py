@@ -45,7 +45,7 @@ class Measurement:
 
     @property
     def loader_feeds(self) -> float:
-        """Return how many samples a second the loader feeds; infinite where it takes no time."""
+        """Return how many samples a second the loader feeds; infinite if it takes no time."""
         return self.samples_per_step / self.data_seconds if self.data_seconds > 0 else math.inf
 
 
@@ -91,7 +91,7 @@ class Kernel:
 class OperatorTime:
     """An operator's part of a step: its share of all operators' own time, from 0 to 1.
 
-    `dtype` is what its inputs are kept in, "" where it has none or several; `updates` says that it
+    `dtype` is what its inputs are kept in, "" if it has none or several; `updates` says that it
     is part of the optimizer's update.
     """
 
@@ -108,26 +108,26 @@ class TaskFacts:
     `samples` is the count in a typical batch when `nominal` samples were requested.
     `splittable` says whether the accumulated gradient of two halves equals the unsplit one in
     several batches; `split_reason` why not, and `fixed_batch` that the model trains at no other
-    batch size either. `surveyed` is how many batches were looked at where their shapes differ: a
+    batch size either. `surveyed` is how many batches were looked at if their shapes differ: a
     session looks at as many (0: all had the same, None: not known).
     `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights
-    left out, `most_saved_bytes_per_sample` the same of the longest batches where batches differ
+    left out, `most_saved_bytes_per_sample` the same of the longest batches if batches differ
     (0: they do not), `trainable_bytes` the weights that an update changes, `optimizer_bytes`
     what the optimizer keeps for them (0: not counted). `kernels` are what one forward and
     backward pass runs, and `slow_operator` the operator that takes at least half of the step,
     with its share (empty: none does, or none was timed). `low_precision` names what is not
-    plain float32 without any recipe, empty where there is nothing: 16-bit or float64 weights,
+    plain float32 without any recipe, empty if there is nothing: 16-bit or float64 weights,
     an autocast of the model's own, rounded float32 products; `weights_in` is the 16-bit dtype
-    of all trained weights, empty where they have none in common; `uses_tf32` says that those
+    of all trained weights, empty if they have none in common; `uses_tf32` says that those
     products are TF32; `convolutions_in` is what float32's convolutions may be rounded to, empty
-    where there are none or nothing rounds them; `compiled` says that the model compiles its
+    if there are none or nothing rounds them; `compiled` says that the model compiles its
     step itself;
     `not_compilable` says why its framework would not (empty: it would, or that is not known).
     `update_seconds` is the optimizer's part of `step_seconds` (0: not known), and `optimizer_share`
-    that as a share, from 0 to 1, where fused kernels exist for it and the task does not choose
+    that as a share, from 0 to 1, if fused kernels exist for it and the task does not choose
     between kernels itself; `threads` the framework's intra-op
-    CPU threads and `steps_per_execution` what the task compiled with, 0 where it has none.
+    CPU threads and `steps_per_execution` what the task compiled with, 0 if it has none.
     `float8_layers` are the paths of the linear layers that could multiply in float8.
     `keepable_memory` says whether the process allocates main memory from a C library that can be
     told to keep what is freed.

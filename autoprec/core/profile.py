@@ -1,9 +1,10 @@
 """The profile: the chosen recipe, what it holds for, and the evidence behind it.
 
-These dataclasses are the file format: the field names are the keys people read and review. Schema
-1 is the format for one process; a recipe with a section `distributed` makes it schema 2, so that an
-autoprec that does not know the section refuses the file instead of training without it. Reading and
-writing files is `autoprec.profiles`' work; here are only values.
+These dataclasses are the file format: the field names are the keys people read and review. In
+schema 3 `speedup` is over float32 at the recipe's own batch, and `throughput` what another batch
+brings besides; in schema 1, and 2 with its section `recipe.distributed`, `speedup` was over the
+baseline whatever its batch. Reading and writing files is `autoprec.profiles`' work; here are only
+values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from autoprec.core.speed.attribution import Part, baseline_at_batch_of, describe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
 
-SCHEMAS = (1, 2)
+SCHEMA: Literal[3] = 3
+"""The format that is written."""
 
 #: The ratio of what was not compared, because it is the baseline itself.
 NOT_COMPARED = Ratio(1.0, 1.0, 1.0, 0)
@@ -167,20 +169,22 @@ class Present:
 class Evidence:
     """Every number behind the recipe, as measured. What a file must have comes last in it.
 
-    So a file that was cut off is never taken for a whole one. Without a speed-up (of no rounds),
-    the baseline itself was chosen.
+    So a file that was cut off is never taken for a whole one.
 
-    `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
-    says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
-    what a time limit left out; `batch` what is known of the batch (None: in a profile of an earlier
-    version, or a rehearsal's); `checkpoint` the weights that training began with, where they were
-    not `build_model`'s own. `tried` has every recipe of the search, in its order.
+    `speedup` is over float32 at the recipe's own batch (of no rounds: it was not compared, or the
+    baseline itself was chosen), `throughput` the samples that train in a second over the
+    baseline's, where its batch is another (None: it is not). `waterfall` is what they consist of,
+    from the recipe to the baseline. `inconclusive` says why nothing could be concluded, so that
+    float32 was kept (empty: it could), `not_covered` what a time limit left out; `batch` what is
+    known of the batch (None: in a profile of an earlier version, or a rehearsal's); `checkpoint`
+    the weights that training began with, where they were not `build_model`'s own. `tried` has every
+    recipe of the search, in its order.
     """
 
     baseline: Baseline
     chosen: Chosen
     speedup: Ratio = NOT_COMPARED
-    speedup_same_batch: Ratio | None = None
+    throughput: Ratio | None = None
     present: Present | None = None
     batch: BatchChoice | None = None
     parity: Verdict
@@ -200,6 +204,11 @@ class Evidence:
     trials: int = bounded(low=0, high=10**9)
     tuning_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
 
+    @property
+    def over_baseline(self) -> Ratio:
+        """Return what recipe and batch bring together, over the baseline as it is run."""
+        return self.speedup if self.throughput is None else self.throughput
+
 
 GainName = Literal["speed-up", "throughput", "over yours"]
 """What gains are called where they are judged again."""
@@ -215,11 +224,6 @@ class Gain:
     over: str
 
 
-def schema_of(recipe: Recipe) -> Literal[1, 2]:
-    """Return the schema version that a profile with this recipe is written in."""
-    return 1 if recipe.distributed is None else 2
-
-
 @dataclass(frozen=True, repr=False)
 class Profile:
     """A tuned recipe with what it holds for and why it is believed.
@@ -227,7 +231,7 @@ class Profile:
     Its `repr` is a line, and in a notebook a small table; `evidence` has every number.
     """
 
-    schema: Literal[1, 2]
+    schema: Literal[3]
     created: str
     autoprec: str
     task: TaskRecord
@@ -258,22 +262,23 @@ class Profile:
         brings is a ratio by itself: of the samples that train in a second. What the user trains
         with already is last.
         """
-        if not self.evidence.speedup.rounds:
+        if not self.evidence.over_baseline.rounds:
             return ()
         return (*self._gains_over_float32(), *self._gain_over_present())
 
     def _gains_over_float32(self) -> tuple[Gain, ...]:
         evidence, plain = self.evidence, self.baseline
-        whole, named = evidence.speedup, self.describe_baseline()
+        named = self.describe_baseline()
         if self.recipe.effective_batch == plain.effective_batch:
-            return (Gain("speed-up", whole, plain, f"over {named}"),)
+            return (Gain("speed-up", evidence.speedup, plain, f"over {named}"),)
+        whole = evidence.over_baseline
         throughput = Gain("throughput", whole, plain, f"the samples/s of {named}")
-        if evidence.speedup_same_batch is None:
+        if not evidence.speedup.rounds:
             return (throughput,)
         alike = baseline_at_batch_of(self.recipe, plain)
         parts = (evidence.baseline.title, describe_batch_of(alike))
         named = ", ".join(filter(None, (*parts, describe_settings(alike.settings))))
-        same = Gain("speed-up", evidence.speedup_same_batch, alike, f"over {named}")
+        same = Gain("speed-up", evidence.speedup, alike, f"over {named}")
         return (same, throughput)
 
     def _gain_over_present(self) -> tuple[Gain, ...]:
@@ -326,7 +331,7 @@ class Profile:
         rows = [("recipe", self.describe_recipe())]
         if evidence.inconclusive:
             rows.insert(0, ("inconclusive", f"inconclusive: {evidence.inconclusive}"))
-        if evidence.speedup.rounds:
+        if evidence.over_baseline.rounds:
             rows.append(("speed", self.describe_gains()))
         if len(evidence.waterfall) > 1:
             rows.append(("due to", describe_parts(evidence.waterfall)))
@@ -342,7 +347,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         baseline=replace(evidence.baseline, **timeless),
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
         speedup=NOT_COMPARED,
-        speedup_same_batch=None,
+        throughput=None,
         present=None,
         batch=None,
         waterfall=(),

@@ -22,10 +22,13 @@ Holds = Literal["holds", "fails", "unresolved"]
 class Claim:
     """One claim of a profile: what it stated, what was found now, and whether it holds.
 
-    "throughput" is the samples per second over those of the baseline's smaller or larger batch.
+    "throughput" is the samples per second over those of the baseline's smaller or larger batch,
+    "end to end" the speed-up of whole updates of a script.
     """
 
-    name: Literal["speed-up", "throughput", "over yours", "numerics", "runs"]
+    name: Literal[
+        "speed-up", "throughput", "over yours", "numerics", "runs", "end to end", "losses"
+    ]
     result: Holds
     stated: str
     found: str

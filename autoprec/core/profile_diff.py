@@ -52,7 +52,7 @@ def _claims(profile: Profile) -> dict[str, Any]:
     evidence = profile.evidence
     return {
         "speedup": to_plain(evidence.speedup),
-        "speedup_same_batch": to_plain(evidence.speedup_same_batch),
+        "throughput": to_plain(evidence.throughput),
         "present": to_plain(evidence.present),
         "inconclusive": evidence.inconclusive or None,
         "verdict": evidence.parity.verdict,

@@ -10,18 +10,13 @@ from autoprec.core.recipe import KNOBS, Knob, Recipe
 
 
 def profile_schema() -> dict[str, Any]:
-    """Return the schema (draft-07) of what `load_profile` reads."""
+    """Return the schema (draft-07) of what `save_profile` writes."""
     knobs = {
         "type": "object",
         "properties": {name: _knob(knob) for name, knob in KNOBS.items()},
         "additionalProperties": False,
     }
-    schema = json_schema(Profile, "autoprec profile", {(Recipe, "knobs"): knobs})
-    one_process = {"properties": {"recipe": {"properties": {"distributed": {"type": "null"}}}}}
-    return schema | {
-        "if": {"properties": {"schema": {"const": 1}}},
-        "then": one_process,
-    }
+    return json_schema(Profile, "autoprec profile", {(Recipe, "knobs"): knobs})
 
 
 def _knob(knob: Knob) -> dict[str, Any]:

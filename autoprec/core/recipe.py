@@ -22,8 +22,8 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**126
 gives would be infinite."""
 
 DEFAULT_SCALE = 2.0**16
-"""The initial loss scale where none was tuned: that of torch.amp.GradScaler (`init_scale`). Keras's
-LossScaleOptimizer starts at 2**15; where both are too large, the difference is one skipped step."""
+"""The initial loss scale if none was tuned: that of torch.amp.GradScaler (`init_scale`). Keras's
+LossScaleOptimizer starts at 2**15; if both are too large, the difference is one skipped step."""
 
 GROWTH_INTERVAL = 2000
 """Good steps before a loss scale is doubled: the default of both."""
@@ -45,7 +45,7 @@ class LossScale:
 
 
 def untuned_loss_scale(policy: Policy) -> LossScale | None:
-    """Return the loss scale of a policy where none was tuned; None where it needs none."""
+    """Return the loss scale of a policy if none was tuned; None if it needs none."""
     return LossScale() if policy.needs_loss_scale else None
 
 
@@ -189,7 +189,7 @@ class Recipe:
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as plain values, without `distributed` where it is for one process.
+    """Return the recipe as plain values, without `distributed` if it is for one process.
 
     So recipes of one process read, and are named in studies, as before there were others.
     """

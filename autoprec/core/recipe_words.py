@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoprec.core.recipe import (
-    KEEP_MEMORY,
-    KNOBS,
-    KnobValue,
-    Recipe,
-    is_default_communication,
-)
+from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue, Recipe, is_default_communication
 
 #: The most float32 modules that a description names.
 _NAMED_MODULES = 3
@@ -24,7 +18,7 @@ _NO_SETTINGS = ("policy", "batch_size")
 def describe_recipe(recipe: Recipe, weights_in: str = "") -> str:
     """Describe a recipe completely: "mixed_bfloat16, batch 64, compiled, head in float32".
 
-    `weights_in` is the dtype of the model's weights where they are 16-bit: they are no float32.
+    `weights_in` is the dtype of the model's weights if they are 16-bit: they are no float32.
     """
     parts = [
         recipe.policy.name_with(weights_in),
@@ -56,7 +50,7 @@ def describe_point(point: Mapping[str, KnobValue]) -> str:
 
 
 def describe_setting(name: str, value: KnobValue) -> str:
-    """Describe one setting: "compiled", "padded to 8", "threads=2"; "" where it is the default."""
+    """Describe one setting: "compiled", "padded to 8", "threads=2"; "" if it is the default."""
     default = _DEFAULTS.get(name) == value or is_default_communication(name, value)
     if default or name in _NO_SETTINGS:
         return ""

@@ -23,13 +23,13 @@ from autoprec.core.fleet.node_types import (
 from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError, NoFeasibleRecipe, TrialFailure, UsageError
 from autoprec.fleet.journals import Journals, check_folder, studies_folder
-from autoprec.fleet.messages import Journal, Message, ProbeRequest, Request, TaskPlace
-from autoprec.fleet.scheduler import NodeLost, NoRoom, Scheduler, Session
+from autoprec.fleet.messages import Journal, Message, NodeLost, NoRoom, Request, Scheduler, Session
 from autoprec.profiles import SUFFIX, kept_beside, save_result
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.version import __version__
-from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_digest import source_digest
+from autoprec.workers.task_source import TaskSource
 
 #: After so many losses in a row, without a finished trial between them, a type is given up.
 MAX_LOSSES = 3
@@ -47,7 +47,7 @@ FleetListener = Callable[[str, Event], None]
 class FleetJob:
     """A tuning on a cluster: the task, where profiles go, the options, who listens."""
 
-    task: Path
+    task: TaskSource
     output: Path
     options: Options
     listener: FleetListener
@@ -59,32 +59,32 @@ def tune_fleet(job: FleetJob, scheduler: Scheduler) -> FleetResult:
 
     Raises the error of the first type if no type has a profile.
     """
-    job = replace(job, options=portable_options(job.options))
+    options = portable_options(job.options)
     check_folder(job.output)
-    place = TaskPlace(job.task, task_digest(job.task), Path.cwd())
+    asked = Request(job.task, source_digest(job.task), Path.cwd(), job.device)
     with Journals(studies_folder(job.output)) as journals:
-        probed = scheduler.probe(ProbeRequest(place, job.device))
-        reports = [_with_version_checked(each) for each in probed]
+        reports = [_with_version_checked(each) for each in scheduler.probe(asked)]
         types, unfit = group_nodes(reports), tuple(each for each in reports if each.problem)
-        _tell_nodes(job, types, unfit)
+        _tell_nodes(job.listener, types, unfit)
         if not types:
-            raise UsageError(
-                "nothing can be tuned on this cluster: "
-                + "; ".join(f"{each.name}: {each.problem}" for each in unfit)
-            )
-        tunings = [_TypeTuning(job, place, each, scheduler, journals) for each in types]
+            reasons = "; ".join(f"{each.name}: {each.problem}" for each in unfit)
+            raise UsageError(f"nothing can be tuned on this cluster: {reasons}")
+        tunings = [_TypeTuning(job, asked, options, each, scheduler, journals) for each in types]
         try:
             while not all(each.over for each in tunings):
-                arrived = [each.advance() for each in tunings]
-                if not any(arrived):
+                if not any([each.advance() for each in tunings]):  # noqa: C419  all of them advance
                     time.sleep(_POLL_SECONDS)
         finally:
             for each in tunings:
                 each.stop()
     results = tuple(each.result for each in tunings)
-    if not any(each.profile for each in results):
-        raise _first_error(tunings)
-    return FleetResult(results, unfit)
+    if any(each.profile for each in results):
+        return FleetResult(results, unfit)
+    for each in tunings:
+        if each.error is not None:
+            raise each.error
+    full = "; ".join(f"{each.type.name}: {each.reason}" for each in results)
+    raise NoFeasibleRecipe(f"no device type could be tuned: {full}")
 
 
 def portable_options(options: Options) -> Options:
@@ -109,30 +109,22 @@ def _with_version_checked(report: NodeReport) -> NodeReport:
     )
 
 
-def _tell_nodes(job: FleetJob, types: tuple[NodeType, ...], unfit: tuple[NodeReport, ...]) -> None:
+def _tell_nodes(
+    tell: FleetListener, types: tuple[NodeType, ...], unfit: tuple[NodeReport, ...]
+) -> None:
     """Tell which nodes are of which type, and in what nodes of a type disagree."""
-    for each in types:
-        nodes = ", ".join(node.name for node in each.nodes)
-        count = f"{len(each.nodes)} node{'s' if len(each.nodes) != 1 else ''}"
-        job.listener(each.name, Note(f"{count} of {each.fingerprint.family}: {nodes}"))
-        for said in each.disagreements:
-            job.listener(each.name, Note(f"its nodes disagree: {said}", warning=True))
-        for node in each.nodes:
+    for kind in types:
+        names = ", ".join(node.name for node in kind.nodes)
+        count = f"{len(kind.nodes)} node{'s' if len(kind.nodes) != 1 else ''}"
+        tell(kind.name, Note(f"{count} of {kind.fingerprint.family}: {names}"))
+        for difference in kind.disagreements:
+            tell(kind.name, Note(f"its nodes disagree: {difference}", warning=True))
+        for node in kind.nodes:
             if node.others:
-                others = ", ".join(node.others)
-                said = f"{node.name} also has {others}: tune for it with `device`"
-                job.listener(each.name, Note(said))
+                others = f"{node.name} also has {', '.join(node.others)}: tune for it with `device`"
+                tell(kind.name, Note(others))
     for node in unfit:
-        job.listener("", Note(f"{node.name} is left out: {node.problem}", warning=True))
-
-
-def _first_error(tunings: list[_TypeTuning]) -> AutoprecError:
-    """Return the error of a tuning that failed, else one that says that no type had room."""
-    for each in tunings:
-        if each.error is not None:
-            return each.error
-    reasons = "; ".join(f"{each.result.type.name}: {each.result.reason}" for each in tunings)
-    return NoFeasibleRecipe(f"no device type could be tuned: {reasons}")
+        tell("", Note(f"{node.name} is left out: {node.problem}", warning=True))
 
 
 class _TypeTuning:
@@ -141,15 +133,16 @@ class _TypeTuning:
     def __init__(
         self,
         job: FleetJob,
-        place: TaskPlace,
+        asked: Request,
+        options: Options,
         kind: NodeType,
         scheduler: Scheduler,
         journals: Journals,
     ) -> None:
-        self._job, self._place, self._type = job, place, kind
+        self._job, self._type, self._options = job, kind, options
+        self._asked = replace(asked, fingerprint=kind.fingerprint, memory_bytes=kind.memory_bytes)
         self._scheduler, self._journals = scheduler, journals
         self._nodes = list(kind.nodes)
-        self._fresh, self._out_of_memory = job.options.fresh, ""
         self._losses, self._full = 0, list[str]()
         self._session: Session | None = None
         self.over = False
@@ -184,24 +177,21 @@ class _TypeTuning:
 
     def _start(self) -> Session:
         """Start on the first node that is left."""
-        node, kind, options = self._nodes[0], self._type, self._job.options
-        request = Request(
-            place=self._place,
-            options=replace(options, fresh=self._fresh),
-            fingerprint=kind.fingerprint,
-            memory_bytes=kind.memory_bytes,
-            device=self._job.device,
-            journal="" if options.storage else self._journals.read(kind.name),
-            out_of_memory=self._out_of_memory,
-        )
-        self._tell(Note(f"tuning on {node.name}"))
-        return self._scheduler.start(node, request)
+        journal = "" if self._options.storage else self._journals.read(self._type.name)
+        asked = replace(self._asked, options=self._options, journal=journal)
+        self._tell(f"tuning on {self._nodes[0].name}")
+        return self._scheduler.start(self._nodes[0], asked)
 
     def _handle(self, message: Message) -> None:
-        self._fresh = False  # what was tried from here on is not to be discarded
+        if self._options.fresh:  # what was tried from here on is not to be discarded
+            self._options = replace(self._options, fresh=False)
         if isinstance(message, Profile):
             self.stop()
-            self._save(message)
+            path = self._job.output / f"{self._type.name}{SUFFIX}"
+            place = save_result(message, path)
+            self._end(profile=message, file=place.name)
+            if place != path:
+                self._tell(kept_beside(path, place), warning=True)
         elif isinstance(message, AutoprecError):
             self.stop()
             self._fail(message)
@@ -210,44 +200,39 @@ class _TypeTuning:
         elif not isinstance(message, NodeReport):
             if isinstance(message, TrialFinished):
                 self._losses = 0
-            self._tell(message)
-
-    def _save(self, profile: Profile) -> None:
-        path = self._job.output / f"{self._type.name}{SUFFIX}"
-        place = save_result(profile, path)
-        self._end(profile=profile, file=place.name)
-        if place != path:
-            self._tell(Note(kept_beside(path, place), warning=True))
+            self._job.listener(self._type.name, message)
 
     def _ask_another(self, reason: str) -> None:
         """Go on to the next node of the type, if there is one."""
-        node = self._nodes.pop(0)
-        self._full.append(f"{node.name} has no room: {reason}")
+        self._full.append(f"{self._nodes.pop(0).name} has no room: {reason}")
         if not self._nodes or len(self._full) == _MAX_NODES_ASKED:
             self._end(reason="; ".join(self._full))
-            self._tell(Note(self.result.reason, warning=True))
+            self._tell(self.result.reason, warning=True)
 
     def _begin_again(self, lost: NodeLost) -> None:
         """Go on where the journal ends: on the same node while that is there, else on another."""
         self._losses += 1
-        node = self._nodes[0]
-        if lost.gone:
-            self._nodes.pop(0)
-        if not self._nodes or self._losses >= MAX_LOSSES:
-            why = "no other node is of this type" if not self._nodes else "this keeps happening"
-            said = f"the tuning on {node.name} was lost ({lost}); {why}. Finished trials are kept"
-            self._fail(TrialFailure(f"{said}: run the same command again"))
+        node = self._nodes.pop(0) if lost.gone else self._nodes[0]
+        if self._nodes and self._losses < MAX_LOSSES:
+            reason = str(lost) if lost.out_of_memory else ""
+            self._asked = replace(self._asked, out_of_memory=reason)
+            self._tell(f"lost on {node.name}: {lost}; finished trials are kept", warning=True)
             return
-        self._tell(Note(f"lost on {node.name}: {lost}; finished trials are kept", warning=True))
-        self._out_of_memory = str(lost) if lost.out_of_memory else ""
+        why = "this keeps happening" if self._nodes else "no other node is of this type"
+        self._fail(
+            TrialFailure(
+                f"the tuning on {node.name} was lost ({lost}); {why}. Finished trials are kept: "
+                "run the same command again"
+            )
+        )
 
     def _fail(self, error: AutoprecError) -> None:
         self.error = error
         self._end(reason=str(error), failed=True)
-        self._tell(Note(f"failed: {error}", warning=True))
+        self._tell(f"failed: {error}", warning=True)
 
     def _end(self, **how: Any) -> None:
         self.over, self.result = True, replace(self.result, **how)
 
-    def _tell(self, event: Event) -> None:
-        self._job.listener(self._type.name, event)
+    def _tell(self, text: str, warning: bool = False) -> None:
+        self._job.listener(self._type.name, Note(text, warning=warning))

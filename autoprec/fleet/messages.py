@@ -1,59 +1,59 @@
-"""What the driver of a cluster's tuning and a node say to each other.
+"""What the driver of a cluster's tuning asks of a scheduler, and what nodes say, as lines of JSON.
 
-It travels as lines of JSON, read as strictly as a profile is: nothing in one can make its reader
-run anything. Both sides run the same version of autoprec, which the probe checks.
+Lines are read as strictly as a profile is: nothing in a line can make its reader run anything. Both
+sides run the same version of autoprec, which the probe checks.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from autoprec import errors
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.core.profile import Profile
-from autoprec.errors import AutoprecError, UsageError
+from autoprec.errors import AutoprecError, UsageError, UserCodeError
 from autoprec.tuning.events import Event
 from autoprec.tuning.options import Options
-
-
-@dataclass(frozen=True)
-class TaskPlace:
-    """Where a task is on every node: its file, the digest of its code, the folder to run in."""
-
-    task: Path
-    digest: str
-    folder: Path
-
-
-@dataclass(frozen=True)
-class ProbeRequest:
-    """What a node is probed for; `device` is the setting of that name."""
-
-    place: TaskPlace
-    device: str | None
+from autoprec.workers.task_source import TaskSource
 
 
 @dataclass(frozen=True)
 class Request:
-    """One type's tuning, as a node is asked for it.
+    """What a node is asked for: the tuning of a type, or its probe if there are no `options`.
 
-    `journal` holds the trials so far, which the driver keeps. `device` is the setting of that name,
-    `memory_bytes` the least memory of the type's nodes. `out_of_memory` is set if the tuning before
-    was ended for lack of memory: the trial that was running then does not fit.
+    Every node has the task at the same path, with code of the same `digest`, and works in `folder`.
+    `device` is the setting of that name, `memory_bytes` the least memory of the type's nodes.
+    `journal` holds the trials so far, which the driver keeps. `out_of_memory` is set if the tuning
+    before was ended for lack of memory: the trial that was running then does not fit.
     """
 
-    place: TaskPlace
-    options: Options
-    fingerprint: Fingerprint
-    memory_bytes: int | None
+    task: TaskSource
+    digest: str
+    folder: Path
     device: str | None = None
+    options: Options | None = None
+    fingerprint: Fingerprint | None = None
+    memory_bytes: int | None = None
     journal: str = ""
     out_of_memory: str = ""
+
+    def to_line(self) -> bytes:
+        """Write the request as one line of JSON."""
+        return json.dumps(to_plain(self)).encode()
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Request:
+        """Read what `to_line` wrote; `UsageError` says which option cannot be met here."""
+        try:
+            return from_plain(cls, json.loads(line))
+        except DecodeError as error:
+            raise UsageError(f"a node of the cluster cannot do what is asked: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -76,32 +76,15 @@ _VALUES: dict[str, Any] = {
 }
 
 
-def request_to_line(request: Request | ProbeRequest) -> bytes:
-    """Write a request as one line of JSON."""
-    return json.dumps(to_plain(request)).encode()
-
-
-def request_from_line(line: bytes) -> Request:
-    """Read the request for a tuning; `UsageError` says which option cannot be met here."""
-    try:
-        return from_plain(Request, json.loads(line))
-    except DecodeError as error:
-        raise UsageError(f"a node of the cluster cannot do what is asked: {error}") from error
-
-
-def probe_from_line(line: bytes) -> ProbeRequest:
-    """Read the request for a probe."""
-    return from_plain(ProbeRequest, json.loads(line))
-
-
 def to_line(message: Message) -> bytes:
     """Write a message as one line of JSON, its end of line included."""
-    if not isinstance(message, AutoprecError):
-        return _line(type(message).__name__, to_plain(message))
-    # A subclass that only the sender knows travels as what it is a kind of.
-    kinds = [each.__name__ for each in type(message).__mro__ if each.__name__ in _ERRORS]
-    frames = message.frames if isinstance(message, errors.UserCodeError) else ""
-    return _line(kinds[0], {"message": str(message), "frames": frames})
+    name, plain = type(message).__name__, to_plain(message)
+    if isinstance(message, AutoprecError):
+        # A subclass that only the sender knows travels as what it is a kind of.
+        name = next(kind.__name__ for kind in type(message).__mro__ if kind.__name__ in _ERRORS)
+        frames = [message.frames] if isinstance(message, UserCodeError) else []
+        plain = [str(message), *frames]
+    return json.dumps({"kind": name, "value": plain}).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Message:
@@ -109,14 +92,47 @@ def from_line(line: bytes) -> Message:
     plain = json.loads(line)
     name, value = plain["kind"], plain["value"]
     if name in _ERRORS:
-        kind = _ERRORS[name]
-        more = [value["frames"]] if issubclass(kind, errors.UserCodeError) else []
-        return kind(value["message"], *more)
+        return _ERRORS[name](*value)
     if name not in _VALUES:
         raise DecodeError("kind", f"{name!r} given, expected one of {[*_VALUES, *_ERRORS]}")
     message: Message = from_plain(_VALUES[name], value, name)
     return message
 
 
-def _line(kind: str, plain: Any) -> bytes:
-    return json.dumps({"kind": kind, "value": plain}).encode() + b"\n"
+class NodeLost(Exception):
+    """What ran on a node has ended without a word; the node itself may still be there.
+
+    `out_of_memory` is set if it was ended for lack of memory. With `gone` the node is lost, too.
+    """
+
+    def __init__(self, reason: str, *, out_of_memory: bool = False, gone: bool = False) -> None:
+        super().__init__(reason)
+        self.out_of_memory = out_of_memory
+        self.gone = gone
+
+
+class NoRoom(Exception):
+    """A node has no room for a tuning, or none yet."""
+
+
+class Session(Protocol):
+    """A tuning that runs on a node."""
+
+    def receive(self) -> Sequence[Message]:
+        """Return what has arrived, without waiting; raise `NodeLost` or `NoRoom`."""
+
+    def stop(self) -> None:
+        """End the tuning and everything it started."""
+
+
+class Scheduler(Protocol):
+    """A cluster that this process may use."""
+
+    def probe(self, request: Request) -> Sequence[NodeReport]:
+        """Probe every node; one that cannot be probed has a `problem`."""
+
+    def start(self, node: NodeReport, request: Request) -> Session:
+        """Begin a tuning on a node, with the whole device reserved for it.
+
+        Raises `NodeLost` and `NoRoom`, as `receive` does.
+        """

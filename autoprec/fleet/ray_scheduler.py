@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from typing import Any
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import FrameworkMissing, UsageError
-from autoprec.fleet.messages import Message, ProbeRequest, Request, request_to_line
-from autoprec.fleet.node import probe_node, tune_here
-from autoprec.fleet.scheduler import NodeLost, NoRoom
+from autoprec.fleet.messages import Message, NodeLost, NoRoom, Request
+from autoprec.fleet.node import answer, probe_node
 
 _CONNECT_SECONDS = 10.0
 
@@ -51,8 +50,8 @@ _THREADS_VARIABLE = "OMP_NUM_THREADS"
 _RESOURCE_OF = {DeviceKind.TPU: "TPU", DeviceKind.CPU: ""}
 
 
-def import_ray() -> Any:
-    """Import Ray; raise `FrameworkMissing` with what to install where it is not there."""
+def _import_ray() -> Any:
+    """Import Ray; raise `FrameworkMissing` with what to install if it is not there."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -71,7 +70,7 @@ class RayScheduler:
     """
 
     def __init__(self, address: str = "auto", *, wait: bool = False) -> None:
-        self._ray = import_ray()
+        self._ray = _import_ray()
         if address == "auto":  # as Ray does
             address = os.environ.get("RAY_ADDRESS") or address
         self._address, self._wait = address, wait
@@ -80,8 +79,10 @@ class RayScheduler:
     def __enter__(self) -> RayScheduler:
         if self._ray.is_initialized():  # by the program that tunes; it stays as it was
             return self
-        self._refuse_silent_address()
+        host, colon, port = self._address.removeprefix("ray://").rpartition(":")
         try:
+            if colon and port.isdigit():  # if nothing listens, Ray tries again for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
             self._ray.init(
                 address=self._address,
                 namespace="autoprec",
@@ -90,56 +91,40 @@ class RayScheduler:
                 runtime_env={"env_vars": _SHOW_ALL_DEVICES},
             )
         except (OSError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
-            raise self._no_cluster(error) from error
+            given = "`ray` given, but this machine belongs to no Ray cluster"
+            if self._address != "auto":
+                first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+                given = f"`ray={self._address}` given, but no Ray cluster answers there: {first}"
+            raise UsageError(
+                f"{given}. Start one with `ray start --head`, and give its address or run this on "
+                "one of its machines"
+            ) from error
         self._connected = True
         return self
-
-    def _refuse_silent_address(self) -> None:
-        """Raise `UsageError` if nothing listens: Ray would try again for minutes."""
-        host, colon, port = self._address.removeprefix("ray://").rpartition(":")
-        if not colon or not port.isdigit():
-            return
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        except OSError as error:
-            raise self._no_cluster(error) from error
-
-    def _no_cluster(self, error: BaseException) -> UsageError:
-        fix = (
-            "Start one with `ray start --head`, and give its address or run this on one of its "
-            "machines"
-        )
-        if self._address == "auto":
-            return UsageError(f"`ray` given, but this machine belongs to no Ray cluster. {fix}")
-        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        return UsageError(
-            f"`ray={self._address}` given, but no Ray cluster answers there: {first}. {fix}"
-        )
 
     def __exit__(self, *exception: object) -> None:
         if self._connected:
             self._ray.shutdown()
 
-    # Probing -------------------------------------------------------------------------------------
-
-    def probe(self, request: ProbeRequest) -> Sequence[NodeReport]:
-        """Probe every node that is alive."""
-        nodes = self._alive()
-        names = _names(nodes)
+    def probe(self, request: Request) -> Sequence[NodeReport]:
+        """Probe every node that is alive; nodes of one machine are named by their ids, too."""
         task = self._ray.remote(num_cpus=0, max_retries=0)(probe_node)
+        hosts = {node["NodeID"]: str(node["NodeManagerHostname"]) for node in self._alive()}
         asked = {
-            node: task.options(scheduling_strategy=self._only_on(node)).remote(request)
-            for node in nodes
+            node: task.options(scheduling_strategy=_only_on(node)).remote(request) for node in hosts
         }
-        references = list(asked.values())
-        self._ray.wait(references, num_returns=len(references), timeout=_PROBE_SECONDS)
-        reports = [self._report(node, reference) for node, reference in asked.items()]
-        return [replace(each, name=names[each.node]) for each in reports]
+        self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_SECONDS)
+        reports = []
+        for node, reference in asked.items():
+            several = list(hosts.values()).count(hosts[node]) > 1
+            name = f"{hosts[node]}/{node[:8]}" if several else hosts[node]
+            reports.append(replace(self._report(reference), node=node, name=name))
+        return reports
 
-    def _report(self, node: str, reference: Any) -> NodeReport:
+    def _report(self, reference: Any) -> NodeReport:
         errors = self._ray.exceptions
         try:
-            found: NodeReport = self._ray.get(reference, timeout=0.1)
+            report: NodeReport = self._ray.get(reference, timeout=0.1)
         except errors.GetTimeoutError:
             problem = f"its probe did not answer in {_PROBE_SECONDS:g} seconds"
         except errors.RayError as error:
@@ -147,50 +132,38 @@ class RayScheduler:
             if "No module named 'autoprec" in str(error):
                 problem = "autoprec is not installed there; install the same version as here"
         else:
-            return replace(found, node=node)
-        return NodeReport(node=node, name=node, problem=problem)
+            return report
+        return NodeReport(node="", name="", problem=problem)
 
-    def _alive(self) -> dict[str, Mapping[str, Any]]:
-        return {each["NodeID"]: each for each in self._ray.nodes() if each["Alive"]}
-
-    def _only_on(self, node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(node, soft=False)
-
-    # Tuning --------------------------------------------------------------------------------------
+    def _alive(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
 
     def start(self, node: NodeReport, request: Request) -> RaySession:
-        """Begin a tuning in an actor that reserves the CPUs and devices of its node."""
-        known = self._alive().get(node.node)
-        if known is None:
+        """Begin a tuning in an actor that reserves all CPUs and devices of its node."""
+        there = next((each for each in self._alive() if each["NodeID"] == node.node), None)
+        if there is None:
             raise NodeLost("the node has left the cluster", gone=True)
-        reserved = _whole_node(known["Resources"], request)
-        cpus = reserved.pop("CPU", 0.0)
+        kind = None if request.fingerprint is None else request.fingerprint.kind
+        resource = "GPU" if kind is None else _RESOURCE_OF.get(kind, "GPU")
+        reserved = {name: there["Resources"].get(name, 0.0) for name in ("CPU", resource) if name}
+        cpus, gpus = reserved.pop("CPU"), reserved.pop("GPU", 0.0)
         if cpus < 1:
             raise NoRoom("Ray counts no CPU on it")
         actor = self._ray.remote(TuningActor).options(
             num_cpus=cpus,
-            num_gpus=reserved.pop("GPU", 0.0),
-            resources=reserved,
+            num_gpus=gpus,
+            resources={name: count for name, count in reserved.items() if count},
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy=self._only_on(node.node),
+            scheduling_strategy=_only_on(node.node),
         )
-        return RaySession(self._ray, node.node, actor.remote(request_to_line(request)), self._wait)
+        return RaySession(self._ray, node.node, actor.remote(request.to_line()), self._wait)
 
 
-def _whole_node(resources: Mapping[str, float], request: Request) -> dict[str, float]:
-    """Return the resources of a node that a tuning on its device reserves: all of them."""
-    device = _RESOURCE_OF.get(request.fingerprint.kind, "GPU")
-    return {name: resources[name] for name in ("CPU", device) if resources.get(name)}
+def _only_on(node: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-
-def _names(known: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Name nodes by their machines; by their ids too, where a machine has several."""
-    hosts = {node: str(each["NodeManagerHostname"]) for node, each in known.items()}
-    several = [host for host in hosts.values() if list(hosts.values()).count(host) > 1]
-    return {node: f"{host}/{node[:8]}" if host in several else host for node, host in hosts.items()}
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _last_line(error: BaseException) -> str:
@@ -217,24 +190,19 @@ class RaySession:
                     "them with `wait`"
                 )
             return ()
-        messages = self._answer()
-        self._started, self._pending = True, self._actor.messages.remote(_MESSAGE_SECONDS)
-        return messages
-
-    def _answer(self) -> Sequence[Message]:
         errors = self._ray.exceptions
         try:
             messages: Sequence[Message] = self._ray.get(self._pending)
         except errors.OutOfMemoryError as error:
-            raise NodeLost(
-                "Ray ended it because the node ran out of memory", out_of_memory=True
-            ) from error
+            why = "Ray ended it because the node ran out of memory"
+            raise NodeLost(why, out_of_memory=True) from error
         except errors.RayError as error:
             nodes = self._ray.nodes()
             if not any(each["Alive"] for each in nodes if each["NodeID"] == self._node):
                 raise NodeLost("the node has left the cluster", gone=True) from error
             ended = isinstance(error, errors.RayActorError)
             raise NodeLost("its Ray worker has ended" if ended else _last_line(error)) from error
+        self._started, self._pending = True, self._actor.messages.remote(_MESSAGE_SECONDS)
         return messages
 
     def stop(self) -> None:
@@ -243,21 +211,17 @@ class RaySession:
             self._ray.kill(self._actor, no_restart=True)
 
 
-# On a node --------------------------------------------------------------------------------------
-
-
 class TuningActor:
-    """A tuning on this node, whose messages the driver fetches.
+    """A tuning on a node, in a thread, so that the driver can fetch its messages meanwhile.
 
-    It runs in a thread, so that messages can be fetched meanwhile. When the driver ends, Ray ends
-    this process, and with it the tuning's worker processes.
+    When the driver ends, Ray ends this process, and with it the tuning's worker processes.
     """
 
     def __init__(self, request: bytes) -> None:
         forget_ray_threads()
         self._messages: queue.Queue[Message] = queue.Queue()
         self._thread = threading.Thread(
-            target=tune_here, args=(request, self._messages.put), daemon=True
+            target=answer, args=(request, self._messages.put), daemon=True
         )
 
     def start(self) -> Sequence[Message]:

@@ -21,8 +21,7 @@ from pathlib import Path
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import UsageError
 from autoprec.fleet.journals import studies_folder
-from autoprec.fleet.messages import Message, ProbeRequest, Request, from_line, request_to_line
-from autoprec.fleet.scheduler import NodeLost, NoRoom
+from autoprec.fleet.messages import Message, NodeLost, NoRoom, Request, from_line
 from autoprec.yaml_files import write_text
 
 #: SLURM ends a job after this time; a tuning takes minutes, the slowest ones hours.
@@ -64,43 +63,39 @@ class SlurmScheduler:
         for job in self._jobs:
             job.stop()
 
-    def probe(self, request: ProbeRequest) -> Sequence[NodeReport]:
+    def probe(self, request: Request) -> Sequence[NodeReport]:
         """Probe a node of every partition."""
         jobs = {name: self._start(name, request) for name in self._partitions}
-        return [replace(_report(job), name=name) for name, job in jobs.items()]
+        return [_wait_for_report(name, job) for name, job in jobs.items()]
 
     def start(self, node: NodeReport, request: Request) -> SlurmJob:
         """Start a job in the partition, on the machine that was probed."""
         return self._start(node.name, request, machine=node.node)
 
-    def _start(
-        self, partition: str, request: Request | ProbeRequest, machine: str = ""
-    ) -> SlurmJob:
-        action = "tune" if isinstance(request, Request) else "probe"
+    def _start(self, partition: str, request: Request, machine: str = "") -> SlurmJob:
         words = ["srun", f"--partition={partition}", f"--job-name=autoprec-{partition}"]
         words += ["--quiet", "--nodes=1", "--ntasks=1", "--exclusive"]
         words += [f"--nodelist={machine}"] if machine else []
         words += [] if self._wait else [f"--immediate={QUEUE_SECONDS}"]
         file = self._folder / f"{partition}-{secrets.token_hex(4)}.request"
-        write_text(file, request_to_line(request).decode())
-        words += [sys.executable, "-m", "autoprec.fleet.node", action, str(file)]
+        write_text(file, request.to_line().decode())
+        words += [sys.executable, "-m", "autoprec.fleet.node", str(file)]
         self._jobs.append(SlurmJob(words, file.with_suffix(".log")))
         return self._jobs[-1]
 
 
-def _report(job: SlurmJob) -> NodeReport:
+def _wait_for_report(partition: str, job: SlurmJob) -> NodeReport:
     """Wait for the answer of a probe."""
     try:
         while not (answers := job.receive()):
             time.sleep(_POLL_SECONDS)
     except NoRoom as full:
-        return NodeReport(node="", name="", problem=str(full))
+        return NodeReport(node="", name=partition, problem=str(full))
     except NodeLost as lost:
-        return NodeReport(node="", name="", problem=f"its probe failed: {lost}")
-    report = answers[0]
-    if isinstance(report, NodeReport):
-        return report
-    return NodeReport(node="", name="", problem=f"its probe failed: {report}")
+        return NodeReport(node="", name=partition, problem=f"its probe failed: {lost}")
+    if isinstance(answers[0], NodeReport):
+        return replace(answers[0], name=partition)
+    return NodeReport(node="", name=partition, problem=f"its probe failed: {answers[0]}")
 
 
 def job_environment(own: Mapping[str, str]) -> dict[str, str]:

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from autoprec.core.codec import DecodeError, abbreviate, bounded, did_you_mean, from_plain
-from autoprec.core.device.family import DTypeRow, Family, Match
-from autoprec.core.device.observation import DeviceKind, Observation
-from autoprec.core.dtypes import DType
+from autoprec.core.codec import DecodeError, abbreviate, did_you_mean, from_plain
+from autoprec.core.device.family import Family, Match
+from autoprec.core.device.observation import Observation
 from autoprec.errors import CatalogueError
 from autoprec.yaml_files import read_yaml
-
-T = TypeVar("T")
 
 #: The environment variable that names the folder of the user's own device files.
 USER_FOLDER_VARIABLE = "AUTOPREC_CATALOGUE"
 
-_NOT_INHERITED = ("peak_dense_tflops", "measured_ratio")
+#: What describes a single product, and not those of the rows below it.
+_NOT_INHERITED = {"title", "source", "memory_bandwidth_gbps", "peak_dense_tflops", "measured_ratio"}
 
 #: Far more than hardware has generations; it bounds the time that a chain of rows can take.
 _MAX_ANCESTORS = 20
@@ -35,23 +33,6 @@ _MAX_ANCESTORS = 20
 
 @dataclass(frozen=True)
 class _Row:
-    """One row as written in the file; `from` is read as `parent`."""
-
-    title: str
-    source: str | tuple[str, ...]
-    kind: DeviceKind | None = None
-    parent: str = ""
-    match: Match = field(default_factory=Match)
-    features: tuple[str, ...] = ()
-    padding: bool | None = None
-    dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
-    memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
-    unified_memory: bool = False
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class _RawRow:
     """A row as read, the file it comes from, and `origin`: that file as users are told of it."""
 
     file: Path
@@ -62,7 +43,7 @@ class _RawRow:
 class Catalogue:
     """Every known family by name; a row is checked and merged with its parents on first use."""
 
-    def __init__(self, rows: Mapping[str, _RawRow]) -> None:
+    def __init__(self, rows: Mapping[str, _Row]) -> None:
         self._rows = rows
         self._families: dict[str, Family] = {}
 
@@ -82,19 +63,19 @@ class Catalogue:
             raise CatalogueError(f"unknown family {name!r}{did_you_mean(name, self._rows)}")
         if name not in self._families:
             for ancestor in reversed(_lineage(name, self._rows)[1:]):
-                self.family(ancestor)
+                self.family(ancestor)  # so that an error is told of the row it is in
             self._families[name] = _build_family(name, self._rows)
         return self._families[name]
 
     def family_of(self, observation: Observation) -> Family:
         """Return the most specific family that describes the observed device."""
         of_kind = [self.family(n) for n in self._rows if self._kind(n) == observation.kind]
-        found = [family for family in of_kind if matches(family, observation)]
-        if not found:
+        matching = [family for family in of_kind if matches(family, observation)]
+        if not matching:
             raise CatalogueError(
                 f"no family of kind {observation.kind}: the catalogue is incomplete"
             )
-        return max(found, key=_specificity)
+        return max(matching, key=_specificity)
 
     def _kind(self, name: str) -> object:
         return self._rows[_lineage(name, self._rows)[-1]].plain.get("kind")
@@ -110,7 +91,7 @@ def load_catalogue(folder: Path | None = None) -> Catalogue:
     return Catalogue(packaged if own is None else _read_folder(own, packaged))
 
 
-def _read_folder(folder: Path, known: Mapping[str, _RawRow]) -> dict[str, _RawRow]:
+def _read_folder(folder: Path, known: Mapping[str, _Row]) -> dict[str, _Row]:
     """Return the known rows and those of the folder's files, which must have new names."""
     rows = dict(known)
     for path in sorted(folder.glob("*.yaml")):
@@ -121,7 +102,7 @@ def _read_folder(folder: Path, known: Mapping[str, _RawRow]) -> dict[str, _RawRo
                     f"{path}: the family {name!r} is in {rows[name].file.name} already"
                     f"{hint if name in known else ''}"
                 )
-            rows[name] = _RawRow(path, plain, str(path) if known else path.name)
+            rows[name] = _Row(path, plain, str(path) if known else path.name)
     if len(rows) == len(known):
         raise CatalogueError(
             f"{folder}: no device files (*.yaml with families)"
@@ -164,39 +145,29 @@ def _read_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
     for name, row in families.items():
         if not isinstance(name, str) or not isinstance(row, Mapping):
             raise CatalogueError(f"{path}: families.{name}: expected a mapping")
-        if "parent" in row:
-            raise CatalogueError(
-                f"{path}: families.{name}.parent: unknown key; did you mean 'from'?"
-            )
+        for key in ("parent", "name", "ancestors", "origin"):
+            if key in row:
+                hint = "; did you mean 'from'?" if key == "parent" else ""
+                raise CatalogueError(f"{path}: families.{name}.{key}: unknown key{hint}")
         rows[name] = {("parent" if key == "from" else key): item for key, item in row.items()}
     return rows
 
 
-def _build_family(name: str, rows: Mapping[str, _RawRow]) -> Family:
-    """Check a row and merge it with its parents, which were checked before."""
-    _decode(_Row, rows[name].plain, name, rows)
-    lineage = _lineage(name, rows)
-    merged: dict[str, Any] = {}
+def _build_family(name: str, rows: Mapping[str, _Row]) -> Family:
+    """Merge a row with its parents, which were checked before, and check it."""
+    lineage, merged = _lineage(name, rows), dict[str, Any]()
     for ancestor in reversed(lineage):
         merged = _inherit(merged, rows[ancestor].plain)
-    source = rows[name].plain["source"]
-    merged |= {
-        "name": name,
-        "source": [source] if isinstance(source, str) else source,
-        "ancestors": lineage[1:],
-        "origin": rows[name].origin,
-    }
-    return _decode(Family, merged, name, rows)
-
-
-def _decode(kind: type[T], plain: object, name: str, rows: Mapping[str, _RawRow]) -> T:
+    merged |= {"name": name, "ancestors": lineage[1:], "origin": rows[name].origin}
+    if isinstance(merged.get("source"), str):
+        merged["source"] = [merged["source"]]
     try:
-        return from_plain(kind, plain, f"families.{name}")
+        return from_plain(Family, merged, f"families.{name}")
     except DecodeError as error:
         raise CatalogueError(f"{rows[name].file}: {error}") from error
 
 
-def _lineage(name: str, rows: Mapping[str, _RawRow]) -> list[str]:
+def _lineage(name: str, rows: Mapping[str, _Row]) -> list[str]:
     """Return the names of the row and its ancestors, nearest first."""
     lineage = [name]
     while parent := rows[lineage[-1]].plain.get("parent"):
@@ -215,26 +186,28 @@ def _lineage(name: str, rows: Mapping[str, _RawRow]) -> list[str]:
 
 def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """Merge a row with its parent, conditions and dtypes key by key, without its figures."""
-    dtypes = {
-        dtype: {key: value for key, value in facts.items() if key not in _NOT_INHERITED}
-        for dtype, facts in parent.get("dtypes", {}).items()
-    }
-    for dtype, facts in row.get("dtypes", {}).items():
-        inherited = dtypes.get(dtype, {})
-        if "support" in facts:
-            inherited = {key: value for key, value in inherited.items() if key != "reason"}
-        dtypes[dtype] = {**inherited, **facts}
-    merged = {
-        "title": row["title"],
-        "match": {**parent.get("match", {}), **row.get("match", {})},
-        "dtypes": dtypes,
-    }
-    for key in ("kind", "features", "padding", "unified_memory", "note"):
-        if key in row or key in parent:
-            merged[key] = row.get(key, parent.get(key))
-    if "memory_bandwidth_gbps" in row:
-        merged["memory_bandwidth_gbps"] = row["memory_bandwidth_gbps"]
+    merged = {**_inheritable(parent), **row}
+    merged.pop("parent", None)
+    merged["match"] = _over(parent.get("match", {}), row.get("match", {}))
+    merged["dtypes"] = {dtype: _inheritable(f) for dtype, f in parent.get("dtypes", {}).items()}
+    own = row.get("dtypes", {})
+    if not isinstance(own, Mapping):
+        return {**merged, "dtypes": own}
+    for dtype, facts in own.items():
+        inherited = merged["dtypes"].get(dtype, {})
+        if isinstance(facts, Mapping) and "support" in facts:
+            inherited.pop("reason", None)
+        merged["dtypes"][dtype] = _over(inherited, facts)
     return merged
+
+
+def _inheritable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in _NOT_INHERITED}
+
+
+def _over(below: Mapping[str, Any], above: Any) -> Any:
+    """Put a mapping over another; what is none is left to be refused as it is."""
+    return {**below, **above} if isinstance(above, Mapping) else above
 
 
 # Which families describe an observation ---------------------------------------------------------
@@ -245,19 +218,13 @@ def matches(family: Family, observation: Observation) -> bool:
     match = family.match
     return (
         family.kind is observation.kind
-        and _found(match.name, observation.name)
-        and _found(match.board, observation.board)
-        and _equal(match.vendor, observation.vendor)
-        and _equal(match.architecture, observation.architecture)
-        and _capable(match.compute_capability, observation.compute_capability)
-        and _equal(match.pci, observation.pci)
-        and _equal(match.pci_subsystem, observation.pci_subsystem)
-        and _equal(match.implementer, observation.implementer)
-        and _equal(match.part, observation.part)
-        and _within(match.cpu_family, observation.cpu_family)
-        and _within(match.cpu_model, observation.cpu_model)
         and observation.features.issuperset(match.features)
         and observation.features.isdisjoint(match.lacks)
+        and all(
+            holds(wanted, getattr(observation, name))
+            for name, holds in _CONDITIONS.items()
+            if (wanted := getattr(match, name))
+        )
     )
 
 
@@ -268,43 +235,40 @@ def _specificity(family: Family) -> tuple[int, int]:
 
 
 def _found(patterns: Iterable[str], text: str) -> bool:
-    patterns = tuple(patterns)
-    return not patterns or any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+    return any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
 
 
 def _equal(texts: Iterable[str], text: str) -> bool:
-    texts = tuple(each.lower() for each in texts)
-    return not texts or text.lower() in texts
+    return text.lower() in (each.lower() for each in texts)
 
 
 def _capable(ranges: Iterable[str], text: str) -> bool:
     """Tell whether a compute capability is in ranges such as "9.0" (exactly) and "8.0-" (from)."""
-    ranges = tuple(ranges)
-    if not ranges or not re.fullmatch(r"\d+\.\d+", text):
-        return not ranges
+    if not re.fullmatch(r"\d+\.\d+", text):
+        return False
     version = _version(text)
-    for each in ranges:
-        low = _version(each.removesuffix("-"))
-        if version == low or (each.endswith("-") and version > low):
-            return True
-    return False
+    lows = [(_version(each.removesuffix("-")), each.endswith("-")) for each in ranges]
+    return any(version == low or (newer and version > low) for low, newer in lows)
 
 
-def _version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(minor)
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 def _within(ranges: Iterable[str], number: int | None) -> bool:
     """Return whether a number is in ranges such as "17" and "16-31"."""
-    ranges = tuple(ranges)
-    if not ranges or number is None:
-        return not ranges
-    for text in ranges:
-        low, _, high = text.partition("-")
-        if int(low) <= number <= int(high or low):
-            return True
-    return False
+    ends = [[int(end) for end in each.split("-")] for each in ranges]
+    return number is not None and any(each[0] <= number <= each[-1] for each in ends)
+
+
+#: How a condition of a row is compared with what was observed under the same name.
+_CONDITIONS: Mapping[str, Callable[[tuple[str, ...], Any], bool]] = {
+    **dict.fromkeys(("name", "board"), _found),
+    **dict.fromkeys(("vendor", "architecture", "pci", "pci_subsystem"), _equal),
+    **dict.fromkeys(("implementer", "part"), _equal),
+    **dict.fromkeys(("cpu_family", "cpu_model"), _within),
+    "compute_capability": _capable,
+}
 
 
 # Accelerators that are not tuned ----------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The only way by which probes look at a machine.
 
-Every probe asks a `Machine` and nothing else, so that a recording replays exactly. `LocalMachine`
-is this machine. Whatever cannot be read is None or empty: the probe decides what that means.
+Every probe asks a `Machine` and nothing else, so that a recording replays exactly. Whatever cannot
+be read is None or empty: the probe decides what that means.
 Nothing here uses a network or imports a framework.
 """
 
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 #: Files in /proc and /sys are small; a larger one is not what a probe is looking for.
 _LARGEST_READ_BYTES = 4_000_000
@@ -33,75 +33,17 @@ _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
 
 
-class Machine(Protocol):
-    """What a probe can ask of a machine."""
+class Machine:
+    """This machine, as probes may see it; what a recording answers has the same methods."""
 
     @property
     def system(self) -> str:
         """Return the operating system: "Linux", "Darwin", "Windows"."""
-
-    @property
-    def architecture(self) -> str:
-        """Return the instruction set: "x86_64", "aarch64", "arm64", "AMD64"."""
-
-    @property
-    def python(self) -> str:
-        """Return the interpreter's version."""
-
-    def variable(self, name: str) -> str | None:
-        """Return an environment variable; None if it is not set."""
-
-    def read(self, path: str) -> str | None:
-        """Read the text of a file; None if it cannot be read."""
-
-    def entries(self, path: str) -> tuple[str, ...]:
-        """List the names in a folder, sorted; none if it cannot be listed."""
-
-    def command(self, *words: str) -> str | None:
-        """Return what a system command printed; None if it failed."""
-
-    def processors(self) -> int | None:
-        """Return the number of logical processors."""
-
-    def usable_processors(self) -> int | None:
-        """Return how many of them this process may run on; None if that is unknown."""
-
-    def physical_memory(self) -> int | None:
-        """Return the installed memory in bytes, for systems without /proc/meminfo."""
-
-    def tiles_permitted(self) -> bool | None:
-        """Return whether the kernel lets this process use AMX tiles; None if that is unknown."""
-
-    def cpuid(self) -> Mapping[str, Any]:
-        """Return py-cpuinfo's answer, for systems without /proc/cpuinfo; slow (about a second)."""
-
-    def has_package(self, name: str) -> bool:
-        """Return whether a Python package is installed."""
-
-    def package_file(self, name: str, path: str) -> str | None:
-        """Read the text of a file inside an installed package."""
-
-    def distribution_version(self, name: str) -> str | None:
-        """Return the version of an installed distribution; None if there is none."""
-
-    def nvml(self) -> Any:
-        """Import pynvml and return the module; raise ImportError without it."""
-
-    def cuda(self) -> Mapping[str, Any]:
-        """Ask CUDA's driver library in another process for its devices, or its "error"; slow."""
-
-
-class LocalMachine:
-    """The machine that this process runs on."""
-
-    @property
-    def system(self) -> str:
-        """Return the operating system's name."""
         return platform.system()
 
     @property
     def architecture(self) -> str:
-        """Return the instruction set's name."""
+        """Return the instruction set: "x86_64", "aarch64", "arm64", "AMD64"."""
         return platform.machine()
 
     @property
@@ -147,7 +89,7 @@ class LocalMachine:
             return None
 
     def physical_memory(self) -> int | None:
-        """Return the installed memory in bytes."""
+        """Return the installed memory in bytes, for systems without /proc/meminfo."""
         with contextlib.suppress(AttributeError, ValueError, OSError):
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         with contextlib.suppress(Exception):
@@ -155,7 +97,7 @@ class LocalMachine:
         return None
 
     def tiles_permitted(self) -> bool | None:
-        """Ask the kernel for permission to use AMX tile data, as oneDNN does."""
+        """Ask the kernel for AMX tile data, as oneDNN does; None if its answer is unknown."""
         if self.system != "Linux" or self.architecture not in ("x86_64", "AMD64"):
             return None
         with contextlib.suppress(Exception):
@@ -165,15 +107,15 @@ class LocalMachine:
         return None
 
     def cpuid(self) -> Mapping[str, Any]:
-        """Return py-cpuinfo's answer; nothing if it fails."""
+        """Return py-cpuinfo's answer, for systems without /proc/cpuinfo; slow (about a second)."""
         with contextlib.suppress(Exception):
             import cpuinfo
 
-            found = cpuinfo.get_cpu_info()
+            info = cpuinfo.get_cpu_info()
             return {
-                key: found[key]
+                key: info[key]
                 for key in ("brand_raw", "vendor_id_raw", "family", "model", "flags")
-                if key in found
+                if key in info
             }
         return {}
 
@@ -202,18 +144,18 @@ class LocalMachine:
         return pynvml
 
     def cuda(self) -> Mapping[str, Any]:
-        """Ask CUDA's driver library in a child process for its devices, or its "error"."""
+        """Ask CUDA's driver library in another process for its devices, or its "error"; slow."""
         command = (sys.executable, "-I", "-S", str(_CUDA_CHILD))
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_CUDA_TIMEOUT_SECONDS, check=True
             )
-            found: Mapping[str, Any] = json.loads(done.stdout)
+            answer: Mapping[str, Any] = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
             return {"error": f"CUDA's driver gave no answer in {_CUDA_TIMEOUT_SECONDS:g} seconds"}
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             return {"error": f"CUDA's driver could not be queried: {error}"}
-        return found
+        return answer
 
     def _package_folder(self, name: str) -> Path | None:
         try:

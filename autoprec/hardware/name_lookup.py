@@ -52,14 +52,14 @@ def resolve_family(catalogue: Catalogue, text: str) -> Family:
 
     Raise `UsageError` with the list if there are several, or the nearest names if there is none.
     """
-    found = find_families(catalogue, text)
-    if len(found) == 1:
-        return found[0]
+    named = find_families(catalogue, text)
+    if len(named) == 1:
+        return named[0]
     kinds = ", ".join(kind.value for kind in DeviceKind)
     for other in load_other_accelerators():
-        if not found and _words(text) and set(_words(text)) <= set(_words(other.title)):
+        if not named and _words(text) and set(_words(text)) <= set(_words(other.title)):
             raise UsageError(f"autoprec does not tune {other.title}: {other.advice}")
-    if not found:
+    if not named:
         near = _nearest(catalogue, text)
         hint = (
             f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` lists the devices"
@@ -68,11 +68,11 @@ def resolve_family(catalogue: Catalogue, text: str) -> Family:
             f"unknown device {abbreviate(text)}: neither a kind of device ({kinds}) nor a family "
             f"in the catalogue; {hint}"
         )
-    lines = [f"  {family.name}: {family.title}" for family in found[:_MAX_LISTED]]
-    if len(found) > _MAX_LISTED:
-        lines.append(f"  and {len(found) - _MAX_LISTED} more")
+    lines = [f"  {family.name}: {family.title}" for family in named[:_MAX_LISTED]]
+    if len(named) > _MAX_LISTED:
+        lines.append(f"  and {len(named) - _MAX_LISTED} more")
     raise UsageError(
-        f"device {abbreviate(text)} matches {len(found)} families; give the name of one, or a kind "
+        f"device {abbreviate(text)} matches {len(named)} families; give the name of one, or a kind "
         f"of device in this machine ({kinds}):\n" + "\n".join(lines)
     )
 
@@ -147,13 +147,13 @@ def _common_ancestor(families: list[Family]) -> tuple[Family, ...]:
 
 def _by_pattern(families: Iterable[Family], text: str) -> tuple[Family, ...]:
     """Return the deepest families that have a name pattern found in the text."""
-    found = [
+    matching = [
         family
         for family in families
         if any(re.search(pattern, text, re.IGNORECASE) for pattern in family.match.name)
     ]
-    deepest = max((len(family.ancestors) for family in found), default=0)
-    return tuple(family for family in found if len(family.ancestors) == deepest)
+    deepest = max((len(family.ancestors) for family in matching), default=0)
+    return tuple(family for family in matching if len(family.ancestors) == deepest)
 
 
 def _nearest(catalogue: Catalogue, text: str) -> list[str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
 
+from autoprec.backends.shared.worker_process import in_worker
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
@@ -35,12 +36,15 @@ def apply(
     """Let `trainer` train and evaluate under a profile; call it before `train()`.
 
     The arguments' batch and accumulation become the profile's, and a warning says where an update
-    then holds another number of samples; `keep_batch=True` leaves both as they are. Raises
-    `UsageError` where the two cannot be together, with the way out.
+    then holds another number of samples; `keep_batch=True` leaves both as they are. While a script
+    is tuned, nothing changes. Raises `UsageError` where the two cannot be together, with the way
+    out.
     """
     loop = ForeignLoop("the Trainer", profile, **settings)
     arguments = trainer.args
     loop.choose(str(arguments.device))
+    if in_worker():  # the Trainer is tuned as the script made it
+        return loop
     loop.require(_facts(trainer))
     if keep_batch:
         loop.keep_batch(

@@ -6,8 +6,7 @@ from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import percent, rate_number, times
-from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
+from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING, Verdict
 from autoprec.core.profile import Chosen, Profile
 from autoprec.core.recipe import FLOAT8
 from autoprec.core.speed.assumptions import SPEED
@@ -31,7 +30,7 @@ def closing_sentence(profile: Profile) -> str:
             f"{evidence.reason}. Run the same command with --fresh when this machine is idle; "
             "without --fresh it returns this result again"
         )
-    if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
+    if recipe.policy is Policy.FLOAT32 and evidence.over_baseline.rounds == 0:
         return f"result: {evidence.reason}"
     text = f"result: {headline(profile)}"
     text += _loss_text(evidence.parity)
@@ -80,7 +79,7 @@ def headline(profile: Profile) -> str:
     than the step, or a gain that is not due to precision.
     """
     recipe, evidence = profile.recipe, profile.evidence
-    name, gain = profile.describe_recipe(), evidence.speedup
+    name, gain = profile.describe_recipe(), evidence.over_baseline
     if gain.ratio < 1.0 and recipe.forced:
         slower = f"{gain.in_words()}: slower than {profile.describe_baseline()}"
         return f"{slower}; only {name} was requested"

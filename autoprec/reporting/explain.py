@@ -66,11 +66,11 @@ def in_float32(operators: Sequence[OperatorTime], recipe: Recipe) -> str:
     if not recipe.policy.mixed:
         return ""
     dtype = recipe.policy.compute_dtype
-    found = [each for each in operators if each.dtype == "float32" and not each.updates]
-    if not found:
+    slow = [each for each in operators if each.dtype == "float32" and not each.updates]
+    if not slow:
         return f"besides the update, every operator that counts has inputs in {dtype}"
-    named = ", ".join(f"{each.name} {percent(each.share)}" for each in found[:_SLOWEST])
-    whole = percent(sum(each.share for each in found))
+    named = ", ".join(f"{each.name} {percent(each.share)}" for each in slow[:_SLOWEST])
+    whole = percent(sum(each.share for each in slow))
     return (
         f"{whole} of the step is in operators whose inputs are float32, although {recipe.policy} "
         f"computes in {dtype}: {named}. Autocast keeps some there to be exact (losses, "
@@ -92,8 +92,8 @@ def why(unit: UnitTrace, recipe: Recipe) -> str:
     """Explain why a module is in float32 or not, and how its numbers fit float16's range."""
     said = [text for text in (_range_text(unit, recipe), _underflow_text(unit, recipe)) if text]
     if unit.path in recipe.float32_modules:
-        found = "the model trains like float32 only with this module or a neighbour in float32"
-        return "; ".join((found, *said))
+        needed = "the model trains like float32 only with this module or a neighbour in float32"
+        return "; ".join((needed, *said))
     return "; ".join(said)
 
 

@@ -19,10 +19,10 @@ def with_flags(text: str) -> str:
     flags = {each.name: each.flag for each in settings_of(Arguments)}
     flags |= {"ray": "--ray", "slurm": "--slurm"}
 
-    def flag(found: re.Match[str]) -> str:
-        name, value = found.groups()
+    def flag(setting: re.Match[str]) -> str:
+        name, value = setting.groups()
         if name not in flags:
-            return found[0]
+            return setting[0]
         return flags[name] if value is None else f"{flags[name]} {value}"
 
     return _SETTING.sub(flag, text)

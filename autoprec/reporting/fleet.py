@@ -80,7 +80,7 @@ def print_fleet_result(result: FleetResult, folder: Path, console: Console | Non
 
 def _summary(profile: Profile) -> str:
     evidence = profile.evidence
-    if profile.device.fingerprint.rehearsal or evidence.speedup.rounds == 0:
+    if profile.device.fingerprint.rehearsal or evidence.over_baseline.rounds == 0:
         return f"{profile.describe_recipe()}: {evidence.reason}"
     return headline(profile)
 

@@ -132,13 +132,13 @@ def _known_by(facts: DeviceFacts) -> str:
 
 
 def _frameworks(result: ProbeResult) -> Text:
-    found = [
+    installed = [
         f"{each.name} {each.version}" + (f" ({each.build})" if each.build else "")
         for each in result.frameworks
     ]
     where = f"{result.system}, Python {result.python}; frameworks: "
     nothing = "none installed (pip install 'autoprec[torch]' or 'autoprec[tensorflow]')"
-    return _line("", where + (", ".join(found) or nothing))
+    return _line("", where + (", ".join(installed) or nothing))
 
 
 def _line(label: str, text: str, style: str = "") -> Text:

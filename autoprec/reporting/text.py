@@ -37,11 +37,7 @@ def status_text(status: Status) -> str:
     return status.value.replace("_", " ")
 
 
-_STAGES = {
-    "preflight": "first step",
-    "reranking": "comparison",
-    "islands": "float32 modules",
-}
+_STAGES = {"preflight": "first step", "reranking": "comparison", "islands": "float32 modules"}
 
 _PHASES = {
     "load": "loading the task",

@@ -57,7 +57,7 @@ from autoprec.tuning.events import (
 class Terminal:
     """Shows a tuning on stderr.
 
-    `closing` adds the closing lines, and a table of the trials where they were not told one by one
+    `closing` adds the closing lines, and a table of the trials if they were not told one by one
     or if `verbose`; `grid` adds the grid; `limit` is the tuning's time limit in seconds.
     `place_for` tells where a profile that is to be in `output` is written.
     """
@@ -207,7 +207,7 @@ def _trial_line(event: TrialFinished, speeds: bool, weights_in: str) -> str:
 def trials_table(outcomes: tuple[Outcome, ...], speeds: bool, weights_in: str = "") -> Table:
     """Tabulate the trials, fastest first; without `speeds`, leave out all timings.
 
-    `weights_in` is the dtype of the model's weights where they are 16-bit.
+    `weights_in` is the dtype of the model's weights if they are 16-bit.
     """
     base = outcomes[0].rate if outcomes else 0.0
     order = sorted(outcomes, key=lambda o: -o.rate) if speeds else outcomes

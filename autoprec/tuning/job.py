@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceFacts
@@ -25,6 +24,7 @@ from autoprec.workers.cpu_contention import PATIENCE_SECONDS, ContentionMonitor
 from autoprec.workers.memory_limit import memory_budget
 from autoprec.workers.rank_group import RankGroup, start_workers
 from autoprec.workers.runner import Runner
+from autoprec.workers.task_source import TaskSource
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class TuningJob:
 
     `memory` is the accelerator's memory as the first worker finds it; by `deadline` the whole
     tuning must have ended. `surveyed` is what the task's description says of its batches.
+    `start_ups` are the seconds that a script took to its training, in each worker so far.
     """
 
-    task: Path
+    task: TaskSource
     target: Target
     options: Options
     listener: Listener
@@ -62,6 +63,7 @@ class TuningJob:
     memory: DeviceMemory | None = None
     deadline: Deadline = field(default_factory=Deadline)
     surveyed: int | None = None
+    start_ups: list[float] = field(default_factory=list)
 
     @cached_property
     def memory_bytes(self) -> int | None:
@@ -131,7 +133,7 @@ class TuningJob:
 
     def runner(self) -> Runner:
         """Return a runner with a worker of its own."""
-        return Runner(self.settings(), self.on_progress, self.start)
+        return Runner(self.settings(), self.on_progress, self.start, self.start_ups)
 
     def on_progress(self, phase: str, step: int) -> None:
         """Report a worker's progress to the listener."""

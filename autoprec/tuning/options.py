@@ -22,6 +22,7 @@ from autoprec.core.speed.space import BATCH_SIZES, LARGEST_BATCH, parse_batch_si
 from autoprec.errors import UsageError
 from autoprec.tuning.events import Listener
 from autoprec.tuning.settings import Read, Setting, settings_of
+from autoprec.workers.task_source import TaskSource, read_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,12 +39,10 @@ def _read_policies(given: str | Iterable[str | Policy]) -> tuple[Policy, ...]:
     return tuple(dict.fromkeys(Policy.parse(name) for name in names if name.strip()))
 
 
-def _read_policy(given: str | Policy) -> Policy | None:
-    """Read a name; float32 is what everything is compared with anyway."""
+def _read_policy(given: str | Policy) -> Policy:
     if not isinstance(given, str):
         raise TypeError(given)
-    policy = Policy.parse(given)
-    return None if policy is Policy.FLOAT32 else policy
+    return Policy.parse(given)
 
 
 def _read_checkpoint(given: str | Path) -> Path:
@@ -96,7 +95,7 @@ def _read_sampler(given: str) -> str:
     return given
 
 
-_BATCH_RULES = ("knee", "max")
+_BATCH_RULES = ("knee", "max", "goodput")
 
 
 def _read_batch(given: str | int) -> str:
@@ -111,6 +110,12 @@ def _read_batch(given: str | int) -> str:
 
 def _read_modules(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _read_words(given: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError(given)
+    return tuple(map(str, given))
 
 
 _ranks = partial(Setting, group="several devices")
@@ -156,17 +161,19 @@ class Options:
         new="result",
     ).says(
         "the policy you train with today, such as mixed_bfloat16: the result also says how much "
-        "faster the recipe is than that, at your batch (default: float32)"
+        "faster the recipe is than that, at your batch (default: the task file's BASELINE, else "
+        "float32)"
     )
     batch: Read[str | int, str] = _search(
         "knee",
-        "knee|max|N",
+        "knee|max|goodput|N",
         read_as=_read_batch,
-        expected='"knee", "max" or a batch such as 256',
+        expected='"knee", "max", "goodput" or a batch such as 256',
         new="study",
     ).says(
         "the batch, where the task file has no BATCH_SIZE: knee is the smallest within 2 % of the "
-        "most samples/s that the loader feeds, max that with the most samples/s; N is yours, and "
+        "most samples/s that the loader feeds, max that with the most samples/s, goodput that "
+        "which should reach a loss in the least time, by the gradient noise scale; N is yours, and "
         "everything runs at it (default: {default})"
     )
     batch_sizes: Read[str | Iterable[int] | None, tuple[int, ...] | None] = _search(
@@ -314,13 +321,27 @@ class Options:
 class Arguments(Options):
     """A task, how it is tuned (by single settings, or by `options`), where, and who listens."""
 
-    task: str | Path = field(kw_only=False)
+    task: Any = field(kw_only=False)
+    script: bool = Setting(False).says(
+        "run the file as a script, even if it defines build_model as a task file does"
+    )
+    at: int = Setting(1, "N", above=0).says(
+        "of a script, tune its Nth call of fit or train (default: {default})"
+    )
+    arguments: Read[Iterable[str], tuple[str, ...]] = Setting(
+        (), "ARG ...", option="--", read_as=_read_words, expected='texts such as ["--lr", "1e-3"]'
+    ).says("a script's own arguments, after everything else")
     device: str | None = Setting(None, "KIND[:INDEX]").says(
         "cpu, cuda, rocm, xpu, mps or tpu (default: the best one here); with --plan also, by name, "
         "a device that need not be in this machine: v100, tpu v5e"
     )
     options: Options | None = None
     listener: Listener | None = None
+
+    @property
+    def source(self) -> TaskSource:
+        """Return what is tuned, checked; see `read_source`."""
+        return read_source(self.task, arguments=self.arguments, at=self.at, script=self.script)
 
     @property
     def chosen(self) -> Options:

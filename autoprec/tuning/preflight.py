@@ -93,10 +93,18 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
     Raises `DeviceUnusable` where its framework cannot drive the device, or where the CPU would be
     tuned only because an accelerator that the framework was built for is present but unusable.
     """
+    if job.task.script and job.options.nproc > 1:
+        raise UsageError(
+            f"`nproc={job.options.nproc}` given, but a script is tuned on one device: write a task "
+            "file for several (see `autoprec tune --help`)"
+        )
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
         raise _first_step_error(job, failure) from failure
+    if loaded.found:
+        seconds = loaded.start_seconds
+        job.listener(Note(f"found {loaded.found}; its own start took {seconds:.1f} s"))
     for note in loaded.notes:
         job.listener(Note(note))
     check_engine(loaded.framework, job.options.engine, job.options.nproc)
@@ -146,10 +154,13 @@ def _first_step_error(
     job: TuningJob, failure: WorkerFailure, where: str = "", hint: str = ""
 ) -> AutoprecError:
     if failure.kind in (FailureKind.USER_ERROR, FailureKind.DATA_ERROR) and failure.frames:
-        message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}{hint}"
+        message = (
+            f"{where}{failure.message}{_missing_file_hint(job.task.path, failure.message)}{hint}"
+        )
         raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
-    return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
+    what = "" if failure.phase == "script" else "the first float32 step failed: "
+    return TaskError(f"{what}{failure.message}\n{failure.frames}".strip())
 
 
 def _batch_size_hint(batch: int, message: str) -> str:

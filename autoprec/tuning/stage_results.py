@@ -46,9 +46,10 @@ class PreflightResult:
 class SearchResult:
     """The trials, and what the race of the fastest of them told.
 
-    `baseline_point` is the baseline that fits in memory. `ranking` has the outcomes as they came
-    out in the race, `finalists` the rates of its rounds, `measured` their measurements; all empty
-    without a race. `notes` is what the profile should warn of.
+    `baseline_point` is the baseline that fits in memory. `ranking` has the outcomes to choose from,
+    as they came out in the race (empty: all of the trials), `finalists` the rates of its rounds,
+    `measured` their measurements. `noise_scale` is the gradient's, where that chose the batch.
+    `notes` is what the profile should warn of, `seconds` what the search took.
     """
 
     trials: Trials
@@ -59,6 +60,14 @@ class SearchResult:
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    noise_scale: NoiseScale | None = None
+    seconds: float = 0.0
+
+    @property
+    def ranked(self) -> tuple[Outcome, ...]:
+        """Return every trial, those that raced at their speed there."""
+        known = {point_key(outcome.point): outcome for outcome in self.ranking}
+        return tuple(known.get(point_key(each.point), each) for each in self.trials.history)
 
     @property
     def baseline(self) -> Recipe:

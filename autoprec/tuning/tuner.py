@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoprec.backends.protocol import DeviceMemory
+from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import name_recipe
@@ -28,6 +29,7 @@ from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
 from autoprec.tuning.search.first_answer import first_answer
+from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
@@ -45,7 +47,8 @@ from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
-from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_digest import source_digest
+from autoprec.workers.task_file import present_policy
 
 #: What a quick answer searches for: with start, first step and probe it comes in half a minute.
 QUICK_SEARCH_SECONDS = 15.0
@@ -54,16 +57,18 @@ QUICK_SEARCH_SECONDS = 15.0
 def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
-    digest = task_digest(job.task)
+    job, digest = with_present_policy(job), source_digest(job.task)
     with _lock(job):
         job = with_deadline(job)
-        study = _open_study(job, digest)
-        stored = study.recall(RESULT, StoredProfile)
-        finished = stored is not None and stored.limits == repr(job.options.limits())
-        with contextlib.closing(study), job.runner() as runner:
-            if job.target.unusable or not finished:
-                job.listener(Stage("start", "loading the task in a worker"))
-                job = with_memory(job, load_task(job, runner).memory)
+        with contextlib.ExitStack() as closing:
+            runner = closing.enter_context(job.runner())
+            if not job.task.plain:  # what it is, only running it tells
+                job, digest = _start(job, runner)
+            study = closing.enter_context(contextlib.closing(_open_study(job, digest)))
+            stored = study.recall(RESULT, StoredProfile)
+            finished = stored is not None and stored.limits == repr(job.options.limits())
+            if job.task.plain and (job.target.unusable or not finished):
+                job, _ = _start(job, runner)
             if stored is not None and finished:
                 job.listener(
                     Finished(stored.profile, study.history(), study.location, from_study=True)
@@ -73,6 +78,7 @@ def tune(job: TuningJob) -> Profile:
             result = _tune_after_preflight(job, study, preflight, runner)
             if job.options.explain:
                 _profile(job, result.confirmation.choice.recipe, runner)
+            _tell_start_ups(job, time.monotonic() - began)
         profile = build_profile(job, result, digest=digest, seconds=time.monotonic() - began)
         write_final_study(study, result, profile)
         study.remember(RESULT, StoredProfile(profile, repr(job.options.limits())))
@@ -84,14 +90,29 @@ def answer_quickly(job: TuningJob) -> str:
     """Search for some seconds; say which recipe leads. The trials are kept, for `tune`, too."""
     limit = min(job.options.search_limit or QUICK_SEARCH_SECONDS, QUICK_SEARCH_SECONDS)
     job = with_deadline(replace(job, options=replace(job.options, search_limit=limit)))
-    with _lock(job):
-        study = _open_study(job, task_digest(job.task))
-        with contextlib.closing(study), job.runner() as runner:
-            job.listener(Stage("start", "loading the task in a worker"))
-            job = with_memory(job, load_task(job, runner).memory)
+    with _lock(job), job.runner() as runner:
+        job, digest = _start(job, runner)
+        with contextlib.closing(_open_study(job, digest)) as study:
             job, preflight = _prepare(job, study, runner)
             found = run_search(job, study, preflight, runner)
             return first_answer(found, job.options.policies)
+
+
+def _start(job: TuningJob, runner: Runner) -> tuple[TuningJob, str]:
+    """Load the task in a worker; return the job with the device's memory known, and the digest."""
+    what = "running the script up to its training" if job.task.script else "loading the task"
+    job.listener(Stage("start", f"{what} in a worker"))
+    loaded = load_task(job, runner)
+    return with_memory(job, loaded.memory), source_digest(job.task, loaded.fingerprint)
+
+
+def _tell_start_ups(job: TuningJob, seconds: float) -> None:
+    """Say what running the user's script or function anew in every worker has cost."""
+    if not job.task.plain:
+        spent, count = sum(job.start_ups), len(job.start_ups)
+        workers = "one worker" if count == 1 else f"{count} workers"
+        said = f"its own start took {spent:.0f} s of {seconds:.0f} s, in {workers}"
+        job.listener(Note(said))
 
 
 def _lock(job: TuningJob) -> AbstractContextManager[None]:
@@ -115,10 +136,11 @@ def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
     """Search, race, prove and confirm."""
+    prover = Prover(job, study, preflight, runner)
     found = run_search(job, study, preflight, runner)
+    found = search_at_goodput(job, study, found, prover.noise_scale, runner)
     job.listener(Note(first_answer(found, job.options.policies)))
     search = run_race(job, study, found, runner)
-    prover = Prover(job, study, preflight, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)
     contention = job.contention_monitor.worst
@@ -158,6 +180,17 @@ def with_deadline(job: TuningJob) -> TuningJob:
     return job if limit is None else replace(job, deadline=Deadline(time.monotonic(), limit))
 
 
+def with_present_policy(job: TuningJob) -> TuningJob:
+    """Return the job with the policy of its task's present training, if the file alone says it.
+
+    Float32 is what everything is compared with anyway, and none of its own.
+    """
+    task = job.task
+    policy = job.options.baseline or (present_policy(task.path) if task.plain else None)
+    named = None if policy is Policy.FLOAT32 else policy
+    return replace(job, options=replace(job.options, baseline=named))
+
+
 def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
     """Return the job with the accelerator's memory known; warn of other users of the device."""
     said = warn_of_other_users(memory) if memory is not None else ""
@@ -170,17 +203,17 @@ def _open_study(job: TuningJob, digest: str) -> Study:
     from autoprec.tuning.study.samplers import sampler_of
 
     name = study_name(
-        job.task.stem,
+        job.task.path.stem,
         digest,
         job.target.facts.fingerprint,
         job.target.software,
         job.options.identity(),
         *(() if job.checkpoint is None else (job.checkpoint,)),
     )
-    storage = job.options.storage or default_journal(job.task)
+    storage = job.options.storage or default_journal(job.task.path)
     sampler_of(job.options.sampler, job.options.seed)  # refused before anything is measured
     study = Study(storage, name, fresh=job.options.fresh)
-    path = str(job.task.resolve())
+    path = str(job.task.path.resolve())
     if study.recall(TASK_PATH, str) != path:
         study.remember(TASK_PATH, path)
     return study

@@ -31,7 +31,7 @@ from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.tuner import with_memory
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
-from autoprec.workers.task_digest import task_digest, whole_digest
+from autoprec.workers.task_digest import source_digest, whole_digest
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,6 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
 
     Raises `TaskError` where plain float32 does not run any more.
     """
-    notes = _changes(job, profile)
-    for note in notes:
-        job.listener(Note(note, warning=True))
     with (
         lock_devices(
             [each.identity for each in job.devices],
@@ -69,6 +66,9 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
         job.listener(Stage("start", "loading the task in a worker"))
         loaded = load_task(job, runner)
         job = with_memory(job, loaded.memory)
+        notes = _changes(job, profile, loaded.fingerprint)
+        for note in notes:
+            job.listener(Note(note, warning=True))
         known = ProfiledMemory(loaded.framework, profile.baseline, profile)
         try:
             found = _time_again(job, profile, known, runner)
@@ -93,11 +93,15 @@ def _judge_gain(stated: Gain, found: Ratio | None) -> Claim:
     return Claim(name, judge_speedup(stated.ratio, found), said, found.in_words())
 
 
-def _changes(job: TuningJob, profile: Profile) -> tuple[str, ...]:
+def _changes(job: TuningJob, profile: Profile, fingerprint: str) -> tuple[str, ...]:
     """Say what the task has in other form than when it was tuned."""
     found = []
-    if profile.task.sha256 not in (task_digest(job.task), whole_digest(job.task)):
-        found.append(f"{job.task.name} has changed since this profile was made")
+    if profile.task.sha256 not in (
+        source_digest(job.task, fingerprint),
+        whole_digest(job.task.path),
+    ):
+        how = "" if job.task.plain else ", or the arguments or files that it was given,"
+        found.append(f"{job.task.name}{how} has changed since this profile was made")
     started = profile.evidence.checkpoint
     if started is not None and job.checkpoint != started:
         found.append(

@@ -38,6 +38,7 @@ from autoprec.workers.failures import (
 from autoprec.workers.handlers import LoadedTask, type_hints_of
 from autoprec.workers.memory_limit import memory_budget
 from autoprec.workers.server import ERROR_REPORT_BYTES
+from autoprec.workers.task_source import TaskSource
 from autoprec.workers.timeouts import (
     FIRST_STEP_TIMEOUT_SECONDS,
     allowed_seconds,
@@ -61,7 +62,7 @@ class WorkerSettings:
     them; `memory_bytes` is what each of them may have.
     """
 
-    task: Path
+    task: TaskSource
     device: str = "cpu"
     checkpoint: Path | None = None
     memory_bytes: int | None = None
@@ -120,7 +121,7 @@ class Worker:
                     stderr=subprocess.STDOUT,
                     pass_fds=(channel.fileno(), lifeline, status),
                     start_new_session=True,
-                    env=worker_environment(settings.environment),
+                    env=worker_environment(settings.environment, scripts=not settings.task.plain),
                 )
             except BaseException:
                 self._close_descriptors()
@@ -142,7 +143,7 @@ class Worker:
         return self._process.poll() is None
 
     def load(self, on_progress: ProgressCallback | None = None) -> LoadedTask:
-        """Load the task file, once."""
+        """Load the task, once."""
         if self.loaded is None:
             self.loaded = self.call("load", on_progress=on_progress, **self.load_arguments())
         return self.loaded
@@ -151,7 +152,7 @@ class Worker:
         """Return what this worker's `Service` needs to load the task."""
         checkpoint = self.settings.checkpoint
         return {
-            "path": str(self.settings.task),
+            "source": self.settings.task,
             "device": self.settings.device,
             "checkpoint": None if checkpoint is None else str(checkpoint),
             "place": self.settings.place,
@@ -391,8 +392,9 @@ def _exit_code(report: Mapping[str, Any], guard: int | None) -> int | None:
 
 def _without_autoprec_frames(printed: str) -> str:
     """Drop autoprec's own frames from the stacks that faulthandler printed."""
-    package = str(Path(__file__).parents[1]) + os.sep
-    return "\n".join(line for line in printed.splitlines() if f'File "{package}' not in line)
+    left = [f'File "{Path(__file__).parents[1]}{os.sep}', 'File "<frozen ']
+    lines = printed.splitlines()
+    return "\n".join(line for line in lines if not any(each in line for each in left))
 
 
 _SCRIPT = str(Path(__file__).with_name("server.py"))

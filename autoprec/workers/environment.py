@@ -8,6 +8,7 @@ for ranks that never join.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,12 +61,32 @@ def outer_launcher(environment: Mapping[str, str]) -> OuterLauncher | None:
     return OuterLauncher(rank, world_size, world_size if local is None else local)
 
 
-def worker_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment: this process's, what frameworks want, and the worker's own."""
-    environment = {**_without_launcher(os.environ), **_OF_WORKERS}
+def worker_environment(own: Mapping[str, str], *, scripts: bool = False) -> dict[str, str]:
+    """Return a worker's environment: this process's, what frameworks want, and the worker's own.
+
+    One that runs a whole training script finds its loggers switched off, and no display.
+    """
+    quiet = _silent_loggers() if scripts else {}
+    environment = {**_without_launcher(os.environ), **_OF_WORKERS, **quiet}
     for known in registry.all_capabilities().values():
         environment |= known.environment
     return {**environment, **own}
+
+
+def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a script that runs as it is, with its trackers switched off."""
+    return {**_without_launcher(environment), **_silent_loggers()}
+
+
+def _silent_loggers() -> dict[str, str]:
+    """Return what keeps experiment trackers from recording a run, and plots from opening."""
+    return {
+        "WANDB_MODE": "disabled",
+        "MLFLOW_TRACKING_URI": f"file:{tempfile.gettempdir()}/autoprec-mlflow",
+        "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "MPLBACKEND": "Agg",
+    }
 
 
 def _without_launcher(environment: Mapping[str, str]) -> dict[str, str]:

@@ -7,12 +7,13 @@ converted by the type hints here. In the worker the same class does the work wit
 from __future__ import annotations
 
 import gc
+import time
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autoprec.backends import registry
 from autoprec.backends.protocol import (
@@ -32,8 +33,11 @@ from autoprec.core.measurement import Measurement, OperatorTime, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.errors import TaskError
-from autoprec.workers.task_file import load_task
+from autoprec.errors import TaskError, UsageError
+from autoprec.workers.captured_task import describe_captured, fingerprint_of, optimizer_of
+from autoprec.workers.factory import load_source
+from autoprec.workers.parked_script import ReachedCall, ServeHere, run_script
+from autoprec.workers.task_source import TaskSource
 
 #: What the task's tracer is asked for, which is told under the same names.
 TRACER_METHODS = tuple(name for name in vars(Tracer) if not name.startswith("_"))
@@ -41,7 +45,11 @@ TRACER_METHODS = tuple(name for name in vars(Tracer) if not name.startswith("_")
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """What the tuner learns when a worker has loaded the task file."""
+    """What the tuner learns when a worker has loaded the task.
+
+    Of what was captured from a script: what was `found` and where, a `fingerprint` of it for the
+    digest, and the seconds that the script ran before.
+    """
 
     framework: str
     software: Mapping[str, str] = field(default_factory=dict)
@@ -53,13 +61,23 @@ class LoadedTask:
     trains_on: tuple[DeviceKind, ...] = tuple(DeviceKind)
     built_for: tuple[DeviceKind, ...] = ()
     notes: tuple[str, ...] = ()
+    found: str = ""
+    fingerprint: str = ""
+    start_seconds: float = 0.0
+
+
+def _only_in_a_worker(work: Callable[[], Any]) -> NoReturn:
+    raise UsageError("a script needs a process of its own, which ends inside it")
 
 
 class Service:
-    """Serves one task on one device with one framework."""
+    """Serves one task on one device with one framework.
 
-    def __init__(self, report: ProgressCallback) -> None:
-        self._report = report
+    A script is served by `serve_here` in the frame of its own call that trains.
+    """
+
+    def __init__(self, report: ProgressCallback, serve_here: ServeHere = _only_in_a_worker) -> None:
+        self._report, self._serve_here = report, serve_here
         self._task: Task | None = None
         self._backend: Backend | None = None
         self._device = "cpu"
@@ -69,17 +87,35 @@ class Service:
     def load(
         self,
         *,
-        path: str,
+        source: TaskSource,
         device: str,
         checkpoint: str | None = None,
         place: RankPlace | None = None,
     ) -> LoadedTask:
-        """Run the task file and find its framework by what build_model returns."""
-        self._report("load", 0)
+        """Run the task file, or the script up to its training, and find the framework."""
         weights = None if checkpoint is None else Path(checkpoint)
-        task = replace(load_task(Path(path)), checkpoint=weights, place=place)
+        if source.script:
+            self._report("script", 0)
+            run_script(
+                source,
+                self._serve_here,
+                lambda call: self._take(
+                    replace(call.task(), checkpoint=weights, place=place), device, call
+                ),
+            )
+        self._report("load", 0)
+        began = time.monotonic()
+        task = replace(load_source(source), checkpoint=weights, place=place)
+        if source.plain:
+            return self._take(task, device)
+        seconds = time.monotonic() - began
+        return self._take(task, device, ReachedCall(source.name, "", seconds, lambda: task))
+
+    def _take(self, task: Task, device: str, call: ReachedCall | None = None) -> LoadedTask:
+        """Take the task to serve it, and say what the tuner learns of it."""
         self._report("build", 0)
-        name = registry.owner(task.build_model())
+        model = task.build_model()
+        name = registry.owner(model)
         backend = registry.load(name)
         self._task, self._backend, self._device = task, backend, device
         usable = tuple(backend.devices())
@@ -100,6 +136,7 @@ class Service:
             trains_on=tuple(backend.trains_on()),
             built_for=tuple(backend.built_for()),
             notes=worker_process.notes(),
+            **({} if call is None else _what_was_found(call, task, model)),
         )
 
     def describe(self, *, batch_size: int, seed: int) -> TaskFacts:
@@ -135,19 +172,19 @@ class Service:
     def measure(
         self, *, recipe: Recipe, seed: int, budget: TimingBudget, surveyed: int | None = None
     ) -> Measurement:
-        """Open, time and close: one trial. A timing that seems disturbed is repeated."""
+        """Open, time and close: one trial.
+
+        A timing that seems disturbed is repeated, and the second one counts: the faster of two
+        would favour what is doubted.
+        """
         try:
             self.open(name="trial", recipe=recipe, seed=seed, surveyed=surveyed)
             first = self.time(name="trial", budget=budget)
             if not seems_disturbed(first.step_seconds, budget.expected_seconds):
                 return first
             again = self.time(name="trial", budget=budget)
-            faster = min(first, again, key=lambda measured: measured.step_seconds)
             return replace(
-                faster,
-                peak_memory_bytes=again.peak_memory_bytes,
-                warmup_seconds=first.warmup_seconds,
-                warmup_steps=first.warmup_steps,
+                again, warmup_seconds=first.warmup_seconds, warmup_steps=first.warmup_steps
             )
         finally:
             self.close(name="trial")
@@ -188,6 +225,15 @@ class Service:
         if self._task is None or self._backend is None:
             raise RuntimeError("load must be called first")
         return self._task, self._backend
+
+
+def _what_was_found(call: ReachedCall, task: Task, model: Any) -> dict[str, Any]:
+    optimizer = optimizer_of(task, model)
+    return {
+        "found": f"{call.said}, {describe_captured(task, optimizer)}",
+        "fingerprint": fingerprint_of(task, model, optimizer, call.made_by),
+        "start_seconds": call.seconds,
+    }
 
 
 @cache

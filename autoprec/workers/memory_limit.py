@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from autoprec.hardware.control_groups import memory_limits, parse_number, read_number
-from autoprec.hardware.machine import LocalMachine, Machine
+from autoprec.hardware.machine import Machine
 from autoprec.workers.supervisor import available_bytes
 
 RESERVE_SHARE = 0.10
@@ -24,7 +24,7 @@ def memory_budget(limit_bytes: int | None) -> int | None:
     free = (
         available_bytes(),
         limit_bytes,
-        *control_group_headroom(LocalMachine()),
+        *control_group_headroom(Machine()),
         *_resource_limits(),
     )
     known = [value for value in free if value]

@@ -62,7 +62,7 @@ class RankGroup:
         return all(worker.alive for worker in self._workers)
 
     def load(self, on_progress: ProgressCallback | None = None) -> LoadedTask:
-        """Load the task file in every rank, once; return what rank 0 found."""
+        """Load the task in every rank, once; return what rank 0 found."""
         if self.loaded is None:
             arguments = [worker.load_arguments() for worker in self._workers]
             self.loaded = self._call("load", arguments, on_progress)

@@ -46,19 +46,24 @@ _TIMING_METHODS = ("measure", "open", "operator_times")
 
 
 class Runner:
-    """Holds one worker for the trials of one task, and starts another when it is lost."""
+    """Holds one worker for the trials of one task, and starts another when it is lost.
+
+    The seconds that the user's script took to its training are added to `start_ups`.
+    """
 
     def __init__(
         self,
         settings: WorkerSettings,
         on_progress: ProgressCallback | None,
         start: Callable[[WorkerSettings], Worker | RankGroup] = start_workers,
+        start_ups: list[float] | None = None,
     ) -> None:
         self.settings = settings
         self._progress = on_progress
         self._start = start
         self._worker: Worker | RankGroup | None = None
         self._keeps_memory = False
+        self._start_ups = start_ups
 
     def __enter__(self) -> Runner:
         return self
@@ -81,14 +86,18 @@ class Runner:
 
         No recipe has a part in loading: a fault of the task there ends the run.
         """
+        new = False
         if self._worker is None or not self._worker.alive:
             self.drop()
-            self._worker = self._start(self.settings)
+            self._worker, new = self._start(self.settings), True
         try:
-            return self._worker.load(self._progress)
+            loaded = self._worker.load(self._progress)
         except WorkerFailure as failure:
             raise_user_error(failure)
             raise
+        if new and self._start_ups is not None:
+            self._start_ups.append(loaded.start_seconds)
+        return loaded
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the worker's service; a worker in which something failed is dropped.

@@ -17,9 +17,11 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from autoprec.workers.channel import Channel
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
@@ -51,7 +53,7 @@ def main() -> None:
     limit = _MemoryLimit(settings["memory_bytes"])
     served = False
     with contextlib.suppress(KeyboardInterrupt):
-        _serve(_open_channel(channel, bytes.fromhex(settings["token"])), limit)
+        _Server(_open_channel(channel, bytes.fromhex(settings["token"])), limit).serve()
         served = True
     _exit_at_once(0 if served else 1)
 
@@ -179,37 +181,70 @@ class _Reporter:
         self._channel.send({"progress": [phase, step]})
 
 
-def _serve(channel: Channel, limit: _MemoryLimit) -> None:
-    from autoprec.workers.channel import ChannelClosed
-    from autoprec.workers.handlers import Service
+class _Server:
+    """Answers calls one after another, and goes on from any frame that it is called in."""
 
-    reporter = _Reporter(channel)
-    service = Service(reporter)
-    try:
-        while True:
-            request = channel.receive()
-            limit.apply()
-            reporter.reset()
-            answer = _answer(service, request, limit)
-            try:
-                channel.send(answer)
-            except ValueError as error:  # a number that JSON has no name for, or far too much
-                channel.send(_internal_failure(f"{request['call']} gave no message: {error}"))
-    except ChannelClosed:
-        return
+    def __init__(self, channel: Channel, limit: _MemoryLimit) -> None:
+        from autoprec.workers.handlers import Service
+
+        self._channel, self._limit = channel, limit
+        self._reporter = _Reporter(channel)
+        self._service = Service(self._reporter, self.serve_here)
+        self._method = ""
+
+    def serve(self) -> None:
+        """Serve calls until the channel closes."""
+        from autoprec.workers.channel import ChannelClosed
+
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                request = self._channel.receive()
+                self._limit.apply()
+                self._reporter.reset()
+                self._method = request["call"]
+                self._send(_answer(self._service, request, self._limit))
+
+    def serve_here(self, work: Callable[[], Any]) -> NoReturn:
+        """Answer the call at hand with what `work` returns, serve on, and end the process.
+
+        The frames below are a script's: neither a result nor an exception goes back to them.
+        """
+        code = 1
+        try:
+            self._send(_answer_with(work, self._limit))
+            self.serve()
+            code = 0
+        finally:
+            _exit_at_once(code)
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        try:
+            self._channel.send(answer)
+        except ValueError as error:  # a number that JSON has no name for, or far too much
+            self._channel.send(_internal_failure(f"{self._method} gave no message: {error}"))
 
 
 def _answer(service: Any, request: dict[str, Any], limit: _MemoryLimit) -> dict[str, Any]:
-    from autoprec.core.codec import from_plain, to_plain
+    from autoprec.core.codec import from_plain
     from autoprec.workers.handlers import type_hints_of
 
     method = request["call"]
     types = type_hints_of(method)
-    try:
+
+    def call() -> Any:
         arguments = {
             name: from_plain(types[name], value) for name, value in request["arguments"].items()
         }
-        return {"result": to_plain(getattr(service, method)(**arguments))}
+        return getattr(service, method)(**arguments)
+
+    return _answer_with(call, limit)
+
+
+def _answer_with(work: Callable[[], Any], limit: _MemoryLimit) -> dict[str, Any]:
+    from autoprec.core.codec import to_plain
+
+    try:
+        return {"result": to_plain(work())}
     except BaseException as error:  # the user's code may raise anything, SystemExit included
         limit.make_room()
         return _describe_failure(error)
@@ -271,7 +306,7 @@ def _internal_failure(message: str) -> dict[str, Any]:
     return _failure_answer("internal", f"autoprec itself failed: {message}", "")
 
 
-def _exit_at_once(code: int) -> None:
+def _exit_at_once(code: int) -> NoReturn:
     """End at once, without waiting for threads that the user's code left running."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

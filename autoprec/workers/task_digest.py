@@ -29,6 +29,8 @@ from autoprec.workers.local_modules import (
     nodes_of,
     parsed,
 )
+from autoprec.workers.task_file import baseline_of
+from autoprec.workers.task_source import TaskSource
 
 #: What a task file is asked for; see `Task`.
 _ROOTS = (
@@ -58,6 +60,23 @@ def task_digest(path: Path) -> str:
         return _hash(path, list(_Reached(path).code()))
     except (RecursionError, MemoryError):  # code too deep to be looked into
         return whole_digest(path)
+
+
+def source_digest(source: TaskSource, fingerprint: str = "") -> str:
+    """Hash what a task's source is: of a task file its code, of others also how they are run.
+
+    `fingerprint` is of what was captured of a script, whose code does not say it all.
+    """
+    if source.plain:
+        return task_digest(source.path)
+    roots = () if source.function is None else (source.function,)
+    try:
+        reached = _Reached(source.path, roots, as_main=source.script)
+        code = _hash(source.path, list(reached.code()))
+    except (RecursionError, MemoryError):
+        code = whole_digest(source.path)
+    words = [code, fingerprint, source.function or "", str(source.at), *source.arguments]
+    return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()
 
 
 def whole_digest(path: Path) -> str:
@@ -91,13 +110,15 @@ def _code_bytes(file: Path, code: ast.Module | None) -> bytes:
 class _Reached:
     """The part of a task's code that counts, file by file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._top = path, path.parent
+    def __init__(
+        self, path: Path, roots: tuple[str, ...] = _ROOTS, *, as_main: bool = False
+    ) -> None:
+        self._path, self._top, self._as_main = path, path.parent, as_main
         self._modules: dict[Path, _Module | None] = {}
         self._followed: set[tuple[Path, tuple[str, ...]]] = set()
         self._waiting: list[tuple[Path, tuple[str, ...]]] = []
         self._load(path)
-        self._waiting += [(path, (name,)) for name in _ROOTS]
+        self._waiting += [(path, (name,)) for name in roots]
         self._follow_all()
         if any(module is not None and module.hooks_classes for module in self._modules.values()):
             for file in list(self._modules):
@@ -115,9 +136,13 @@ class _Reached:
         """Note that a file is imported, with all that this runs."""
         if file not in self._modules:
             tree = parsed(file)
-            module = self._modules[file] = None if tree is None else _Module(tree, file, self._top)
-            if module is not None:
+            module = None
+            if tree is not None:
+                task = file == self._path
+                as_main = self._as_main and task
+                module = _Module(tree, file, self._top, task=task and not as_main, as_main=as_main)
                 self._waiting.append((file, ()))
+            self._modules[file] = module
         return self._modules[file]
 
     def _follow_all(self) -> None:
@@ -183,7 +208,9 @@ class _Reached:
 class _Module:
     """One file: what runs when it is imported, what it defines, and where its names come from."""
 
-    def __init__(self, tree: ast.Module, file: Path, top: Path) -> None:
+    def __init__(
+        self, tree: ast.Module, file: Path, top: Path, *, task: bool, as_main: bool
+    ) -> None:
         read: list[Any] = [node for node in nodes_of(tree) if node.__class__ is ast.Name]
         names_read = {node.id for node in read if isinstance(node.ctx, ast.Load)}
         ours = AutoprecNames(tree)
@@ -194,12 +221,14 @@ class _Module:
         self.reached: set[int] = set()
         for node in self._statements:
             names = _silently_bound(node, ours)
+            if task and baseline_of(node) is not None and not names & names_read:
+                continue  # it is read without running the file, and changes nothing there
             if isinstance(node, Definition) and not self._registers(node):
                 self.definitions.setdefault(node.name, []).append(node)
             elif names and names <= names_read:  # that they count, whoever reads them will say
                 for name in names:
                     self.definitions.setdefault(name, []).append(node)
-            elif not _is_main_guard(node):
+            elif as_main or not _is_main_guard(node):
                 self.run.append(node)
 
     @property
@@ -234,7 +263,7 @@ class _Module:
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
-    """Say whether a statement is `if __name__ == "__main__":`, which does not run in a worker."""
+    """Say whether a statement is `if __name__ == "__main__":`; only a script's own runs."""
     return (
         isinstance(node, ast.If)
         and not node.orelse

@@ -23,6 +23,7 @@ from typing import Any
 from autoprec.backends import registry
 from autoprec.backends.protocol import Task
 from autoprec.core.codec import did_you_mean
+from autoprec.core.dtypes import Policy
 from autoprec.errors import ProfileError, TaskError, UsageError, UserCodeError
 
 _AUTOPREC_FOLDER = str(Path(__file__).parents[1]) + os.sep
@@ -48,10 +49,49 @@ def check_task_path(path: str | Path) -> Path:
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
     except SyntaxError as error:
-        raise TaskError(_describe_syntax_error(file, error)) from error
+        raise TaskError(describe_syntax_error(file, error)) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"{file.name} is not Python source: {error}") from error
     return file.resolve()
+
+
+_BASELINE = "BASELINE"
+
+
+def present_policy(path: Path) -> Policy | None:
+    """Return what a task's training runs in today: its BASELINE; None without one.
+
+    It is read without running the file, so that it may change while the task's trials hold. Raises
+    `TaskError` for one that names no policy.
+    """
+    found = None
+    for node in ast.parse(path.read_bytes()).body:
+        if baseline_of(node) is not None:
+            found = baseline_of(node)
+    if found is None:
+        return None
+    if not isinstance(found, ast.Constant) or not isinstance(found.value, str):
+        raise _wrong_baseline(path, f"{_BASELINE} = {ast.unparse(found)} given")
+    try:
+        return Policy.parse(found.value)
+    except UsageError as error:
+        raise _wrong_baseline(path, f"{_BASELINE}: {error}") from error
+
+
+def baseline_of(node: ast.stmt) -> ast.expr | None:
+    """Return the value that a statement gives to BASELINE; None for any other statement."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return None
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    named = [each.id for each in targets if isinstance(each, ast.Name)]
+    return node.value if named == [_BASELINE] else None
+
+
+def _wrong_baseline(path: Path, what: str) -> TaskError:
+    return TaskError(
+        f"{path.name}: {what}; expected a policy's name as text, on a line of its own at the top "
+        f'level, such as {_BASELINE} = "mixed_bfloat16". If it is something else, rename it'
+    )
 
 
 def load_task(path: Path) -> Task:
@@ -60,7 +100,7 @@ def load_task(path: Path) -> Task:
     Its folder goes on sys.path and the module is registered under its stem, so that imports from
     its folder and pickling work. Raises `TaskError`, or `UserCodeError` if the file's code raises.
     """
-    module = _run(path)
+    module = run_file(path)
     required = {
         name: _defined_function(module, path, name) for name in ("build_model", "build_data")
     }
@@ -72,6 +112,8 @@ def load_task(path: Path) -> Task:
                 + did_you_mean(name, [n for n, value in vars(module).items() if callable(value)])
             )
     _reject_near_misses(module, path)
+    if hasattr(module, _BASELINE) and present_policy(path) is None:
+        raise _wrong_baseline(path, f"{_BASELINE} is not assigned where the file shows it")
     optional = {name: _defined_function(module, path, name) for name in _OPTIONAL_FUNCTIONS}
     for name, function in (required | optional).items():
         _check_signature(path, name, function)
@@ -119,7 +161,7 @@ _SIMILARITY_CUTOFF = 0.85
 
 def _reject_near_misses(module: ModuleType, path: Path) -> None:
     """Raise `TaskError` for a name so close to an optional one that it must be a typo."""
-    settings = ("BATCH_SIZE", "CLIP_GRAD_NORM")
+    settings = ("BATCH_SIZE", "CLIP_GRAD_NORM", _BASELINE)
     for name, value in vars(module).items():
         if name.startswith("_"):
             continue
@@ -153,7 +195,8 @@ def _can_be_called_as(name: str, function: Any) -> bool:
     return True
 
 
-def _run(path: Path) -> ModuleType:
+def run_file(path: Path, arguments: Sequence[str] = ()) -> ModuleType:
+    """Run a file as a module, with the arguments in sys.argv; raises as `load_task` does."""
     folder, name = str(path.parent), path.stem
     if name in sys.modules or name in sys.stdlib_module_names:
         raise TaskError(
@@ -165,14 +208,14 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, folder)
     sys.modules[name] = module
-    sys.argv = [str(path)]
+    sys.argv = [str(path), *arguments]
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise TaskError(_describe_syntax_error(path, error)) from error
+        raise TaskError(describe_syntax_error(path, error)) from error
     except SystemExit as error:
         raise TaskError(
-            f"{path.name} called sys.exit({error.code!r}) while it was imported; a task file only "
+            f"{path.name} called sys.exit({error.code!r}) while it was imported; here it only "
             "defines functions: put what runs under `if __name__ == '__main__':`"
         ) from error
     except KeyboardInterrupt:
@@ -192,7 +235,8 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _describe_syntax_error(path: Path, error: SyntaxError) -> str:
+def describe_syntax_error(path: Path, error: SyntaxError) -> str:
+    """Return file, line and text of what is no Python."""
     place = Path(error.filename).name if error.filename else path.name
     line = (error.text or "").strip()
     line = line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + "..."
@@ -237,7 +281,7 @@ def user_frames(error: BaseException) -> str:
         frames = [
             frame
             for frame in stack
-            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen importlib"))
+            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen "))
             and (frame is stack[-1] or not framework.search(frame.filename))
         ]
         if frames and lines:

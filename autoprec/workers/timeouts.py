@@ -11,6 +11,7 @@ from autoprec.errors import UsageError
 PHASE_TIMEOUT_SECONDS: Mapping[str, float] = {
     "start": 120.0,
     "load": 300.0,
+    "script": 600.0,
     "build": 600.0,
     "data": 600.0,
     "compile": 1200.0,
@@ -64,7 +65,10 @@ def allowed_seconds(
 
 def explain_timeout(phase: str, seconds: float) -> str:
     """Say which phase made no progress, and how to wait for longer."""
-    return (
-        f"no progress for {seconds:.0f} s in the phase {phase!r} "
-        f"({PATIENCE_VARIABLE}=10 in the environment waits ten times as long)"
-    )
+    said = f"no progress for {seconds:.0f} s in the phase {phase!r}"
+    if phase == "script":
+        said = (
+            f"the script ran for {seconds:.0f} s without a call of fit or train; a function that "
+            "returns what it trains needs no such call: `autoprec tune train.py:build`"
+        )
+    return f"{said} ({PATIENCE_VARIABLE}=10 in the environment waits ten times as long)"

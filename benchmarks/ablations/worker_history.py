@@ -30,6 +30,7 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.workers.runner import Runner
+from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.provenance import machine
 from benchmarks.search.oracle_rows import ratio_text
@@ -110,7 +111,7 @@ def main() -> None:
     target = Target(probe(device="cpu").devices[0].facts, {}, lambda known: known)
     print("task         after others over alone   alone over alone")
     for name in arguments.tasks:
-        job = TuningJob(TASKS / f"{name}.py", target, Options(), lambda event: None)
+        job = TuningJob(TaskSource(TASKS / f"{name}.py"), target, Options(), lambda event: None)
         row = {**head, "task": name, **compare(job, pairs, turns, seconds)}
         print(line(row), flush=True)
         with output.open("a", encoding="utf-8") as file:

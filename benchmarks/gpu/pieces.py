@@ -40,6 +40,7 @@ from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
+from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import REAL_TASKS, ROOT, TASKS, TESTS
 from benchmarks.gpu.piece_files import NOT_DONE, row_text
 from benchmarks.gpu.real_models import MODELS
@@ -190,7 +191,7 @@ def grid(task: str, setting: Setting) -> Rows:
     """Every policy in alternation, plain and compiled, at one batch and the tuned loss scale."""
     facts = setting.facts
     target = Target(facts, {}, lambda known: known)
-    job = TuningJob(TASKS / f"{task}.py", target, Options(), lambda event: None)
+    job = TuningJob(TaskSource(TASKS / f"{task}.py"), target, Options(), lambda event: None)
     recipes = list(grid_recipes(task, setting, facts))
     running, failed, rates, peaks = list(recipes), {}, {}, {}
     while running:
@@ -260,8 +261,8 @@ def numerics(setting: Setting) -> Rows:
     only = DRY_ZOO if setting.quick else []
     jobs = jobs_of(ZOO, only, ZOO_SEEDS, ("confusion",), setting.where)
     random.Random(0).shuffle(jobs)  # those that are reached stand for the whole
-    reached = 0
-    for found in judged(jobs, min(8, os.cpu_count() or 1), ZOO_SECONDS, verdicts_or_why):
+    processes, reached = min(8, os.cpu_count() or 1, len(jobs)), 0
+    for found in judged(jobs, processes, ZOO_SECONDS, verdicts_or_why):
         reached += 1
         yield from found["confusion"]
     yield {"tasks": reached, "of": len(jobs)}

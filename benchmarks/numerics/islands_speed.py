@@ -26,6 +26,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
+from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import ISLANDS, RESULTS
 from benchmarks.interleaving import alternate
 from benchmarks.provenance import machine
@@ -47,7 +48,7 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
             storage=str(folder / "study.journal"),
         )
         target = Target(facts, {}, lambda known: known)
-        job = TuningJob(path, target, Options(), lambda event: None)
+        job = TuningJob(TaskSource(path), target, Options(), lambda event: None)
         mended = replace(profile.recipe, forced=False)
         plain = replace(mended, float32_modules=())
         float32 = Recipe(batch_size=mended.batch_size, accumulation_steps=mended.accumulation_steps)

@@ -201,7 +201,7 @@ def main() -> int:
         old, new = (json.loads(file.read_text())["rows"] for file in arguments.compare)
         print("\n".join(compare(old, new)))
         return 0
-    gate = json.loads((ZOO / "gate.json").read_text())["seconds"]
+    gate = json.loads((ZOO / "gate.json").read_text())["tasks"]
     jobs = [
         job
         for folder in map(Path, arguments.zoo)

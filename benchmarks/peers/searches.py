@@ -225,8 +225,8 @@ def _tuned(task: str, limit: float, **settings: Any) -> tuple[Recipe, str]:
             **settings,
         )
     evidence = profile.evidence
-    gain = f"{evidence.speedup.in_words()} over {profile.describe_baseline()}"
-    note = evidence.inconclusive or (gain if evidence.speedup.rounds else evidence.reason)
+    gain = f"{evidence.over_baseline.in_words()} over {profile.describe_baseline()}"
+    note = evidence.inconclusive or (gain if evidence.over_baseline.rounds else evidence.reason)
     return replace(profile.recipe, forced=False), note
 
 

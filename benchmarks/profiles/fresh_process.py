@@ -146,12 +146,12 @@ def compare(
 def _said(profile: Profile) -> dict[str, Any]:
     """What a profile chose and claims."""
     evidence = profile.evidence
-    same = evidence.speedup_same_batch
+    same = evidence.speedup
     return {
         "recipe": to_plain(profile.recipe),
         "inconclusive": evidence.inconclusive,
-        "claimed": to_plain(evidence.speedup),
-        "claimed_same_batch": None if same is None else to_plain(same),
+        "claimed": to_plain(evidence.over_baseline),
+        "claimed_same_batch": to_plain(same) if same.rounds else None,
     }
 
 

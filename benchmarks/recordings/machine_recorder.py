@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, from_plain
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.probes.cuda_driver import CudaAnswer
+from autoprec.hardware.probes.nvidia import CudaAnswer
 from autoprec.hardware.probes.nvml import NvmlSnapshot, read_nvml
 from benchmarks.recordings.machine_replay import Expectation, Package, Recording
 

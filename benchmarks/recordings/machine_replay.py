@@ -17,7 +17,7 @@ from typing import Any
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.family import Support
 from autoprec.core.dtypes import DType, Policy
-from autoprec.hardware.probes.cuda_driver import CudaAnswer
+from autoprec.hardware.probes.nvidia import CudaAnswer
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot
 
 #: nvmlReturn_t: not supported, driver not loaded.
@@ -193,11 +193,8 @@ _ANSWERS: Mapping[str, Any] = {
     "nvmlDeviceGetUUID": lambda _, handle: handle.uuid.encode(),
     "nvmlDeviceGetCudaComputeCapability": _capability,
     "nvmlDeviceGetMemoryInfo": _memory,
-    "nvmlDeviceGetPciInfo": lambda _, handle: SimpleNamespace(busId=handle.pci_bus.encode()),
     "nvmlDeviceGetMigMode": lambda _, handle: (int(handle.mig), int(handle.mig)),
     "nvmlDeviceGetVirtualizationMode": lambda _, handle: 2 if handle.virtual else 0,
     "nvmlDeviceGetMaxMigDeviceCount": lambda _, handle: len(handle.instances),
     "nvmlDeviceGetMigDeviceHandleByIndex": lambda _, handle, index: handle.instances[index],
-    "nvmlDeviceGetGpuInstanceId": lambda _, handle: _known(handle.gpu_instance),
-    "nvmlDeviceGetComputeInstanceId": lambda _, handle: _known(handle.compute_instance),
 }

@@ -16,7 +16,7 @@ from autoprec.core.device.merging import merge
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes.observe import observe
 from benchmarks.recordings.machine_recorder import Recorder
 from benchmarks.recordings.machine_replay import Expectation, Recording
@@ -24,7 +24,7 @@ from benchmarks.recordings.machine_replay import Expectation, Recording
 
 def record(note: str) -> tuple[str, Recording]:
     """Record this machine; return the family expected, and the recording."""
-    recorder = Recorder(LocalMachine())
+    recorder = Recorder(Machine())
     first = observe(recorder).devices[0]
     facts = merge(first, load_catalogue().family_of(first))
     support = {dtype: facts.fact(dtype).support for dtype in DType}

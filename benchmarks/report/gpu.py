@@ -97,9 +97,15 @@ def chosen(rows: Rows) -> tuple[str, str, str]:
     """What a tuning chose, and what it brings: with its batch, and without."""
     if not rows or "recipe" not in rows[0]:
         return ("failed" if rows else "-"), "-", "-"
-    evidence = rows[0]["evidence"]
-    recipe = words(rows[0]["recipe"])
-    return recipe, ratio(evidence["speedup"]), ratio(evidence["speedup_same_batch"])
+    whole, alike = gains(rows[0]["evidence"])
+    return words(rows[0]["recipe"]), ratio(whole), ratio(alike)
+
+
+def gains(evidence: Mapping[str, Any]) -> tuple[Mapping[str, float] | None, ...]:
+    """A recorded tuning's ratio to the baseline, and to float32 at the same batch, if known."""
+    if "throughput" not in evidence:  # recorded when profiles had schema 1 or 2
+        return evidence["speedup"], evidence["speedup_same_batch"]
+    return evidence["throughput"] or evidence["speedup"], evidence["speedup"]
 
 
 def ratio(over: Mapping[str, float] | None) -> str:

@@ -104,7 +104,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         Limit(
             "outputs in evaluation, of how they vary over the batch",
             _OR_NOISE,
-            ("core.numerics.evaluation:NOTHING_LEFT", f"{_TOLERANCE}.loss_null"),
+            ("core.numerics.single_step:NOTHING_LEFT", f"{_TOLERANCE}.loss_null"),
             share_and_factor,
         ),
         Limit("loss curve", _OR_NOISE, _tolerance("trajectory"), share_and_factor),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.codec import from_plain
-from autoprec.core.profile import Evidence
+from autoprec.core.profile import TriedRecipe
 from autoprec.core.recipe import Recipe
 from autoprec.reporting.page import charts, document
 from benchmarks.checkout import RESULTS
@@ -27,8 +27,8 @@ def picture(folder: Path = RESULTS) -> str:
     if not rows:
         raise SystemExit(f"{folder}: no tuning of {SHOWN} on an {DEVICE}, expected one to draw")
     row: Any = rows[0]
-    evidence = from_plain(Evidence, row["evidence"])
-    drawn = charts.throughput(evidence.tried, from_plain(Recipe, row["recipe"]))
+    tried = [from_plain(TriedRecipe, each) for each in row["evidence"]["tried"]]
+    drawn = charts.throughput(tried, from_plain(Recipe, row["recipe"]))
     opening, rest = drawn.split(">", 1)
     given = 'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="12"'
     paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'

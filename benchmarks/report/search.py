@@ -219,7 +219,7 @@ def gpu_row(row: Row) -> Row:
     return {
         "date": row["date"],
         "recipes": {"chosen": row["recipe"]},
-        "chosen_over_float32": evidence["speedup"],
+        "chosen_over_float32": gpu.gains(evidence)[0],
         "chosen_over_float32_alike": parts.get(PRECISION),
         "reason": evidence["reason"],
     }

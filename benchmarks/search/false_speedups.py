@@ -39,6 +39,7 @@ from autoprec.core.speed.noise import Ratio
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
+from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import FRAMEWORKS, RESULTS, TASKS
 
 TASK_NAMES = ("mlp", "tiny", "lstm", "encoder", "resnet")
@@ -75,7 +76,7 @@ def claim_of(where: str, profile: Profile) -> Tuned:
     """
     recipe, evidence = profile.recipe, profile.evidence
     other = recipe.policy is not Policy.FLOAT32 or bool(recipe.knobs)
-    return Tuned(where, other, evidence.speedup, bool(evidence.inconclusive))
+    return Tuned(where, other, evidence.over_baseline, bool(evidence.inconclusive))
 
 
 # With torch --------------------------------------------------------------------------------------
@@ -161,7 +162,9 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
                 wait=True,
             )
             target = Target(facts, {}, lambda known: known)
-            job = TuningJob(task, target, options, lambda event: None, start=InProcessWorker)
+            job = TuningJob(
+                TaskSource(task), target, options, lambda event: None, start=InProcessWorker
+            )
             profile = tune(job)
         yield claim_of(f"noise {drift:.1%}, seed {seed}", profile)
 

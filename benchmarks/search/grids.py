@@ -32,6 +32,7 @@ from autoprec.tuning.preflight import describe_once
 from autoprec.tuning.search.task_space import build_space
 from autoprec.tuning.study.study import Study
 from autoprec.workers.runner import Runner, run_trial
+from autoprec.workers.task_source import TaskSource
 from autoprec.yaml_files import write_text
 from benchmarks.provenance import DIRTY, UNKNOWN
 
@@ -70,7 +71,7 @@ def make_job(path: Path, folder: Path, wide: bool = False) -> tuple[TuningJob, S
     facts = with_measurements(facts, matmul_timing.measure(facts, names))
     target = Target(facts, {}, lambda known: known)
     job = TuningJob(
-        path,
+        TaskSource(path),
         target,
         Options(storage=str(folder / "preflight.journal"), extras=wide, knobs=KNOBS),
         lambda event: None,

@@ -60,7 +60,7 @@ def row(profile: Profile, gigabytes: float | None, seed: int, seconds: float) ->
         "seed": seed,
         "reduce_dtype": "" if ranks is None else ranks.reduce_dtype.value,
         "recipe": to_plain(profile.recipe),
-        "speedup": to_plain(evidence.speedup),
+        "speedup": to_plain(evidence.over_baseline),
         "parts": parts,
         "verdict": evidence.parity.verdict,
         "exposed_in_baseline": to_plain(evidence.baseline.exposed_communication),

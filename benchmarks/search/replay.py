@@ -209,7 +209,7 @@ def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[flo
         seconds += SETUP + trial_seconds(true.measurement)
         foreseen = decision.expected_rate
         if seen.rate and foreseen and seems_disturbed(1 / seen.rate, 1 / foreseen):
-            seen = max(seen, look(true), key=lambda outcome: outcome.rate)
+            seen = look(true)
             seconds += trial_seconds(true.measurement)
         history.append(seen)
     last = (*shortlist(history, grid.space, count=FINALISTS), *possibly_disturbed(history)[:1])

@@ -122,7 +122,7 @@ def test_a_file_that_is_no_profile_is_not_taken_for_one_of_another_version(
 
 
 def test_a_profile_of_another_version_is_said_so(profile: Path, run: Run) -> None:
-    change(profile, schema=3)
+    change(profile, schema=4)
     assert "install the version that wrote it" in run(profile)[2]
 
 

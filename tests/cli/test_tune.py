@@ -123,7 +123,7 @@ def test_a_task_that_prints_does_not_disturb_json(write: Write, run: Run) -> Non
     task.write_text("print('hello from the task')\n" + task.read_text())
     code, out, _ = run(task, *QUICK, "--json", "--quiet")
     assert code == 0
-    assert json.loads(out)["schema"] == 1
+    assert json.loads(out)["schema"] == 3
 
 
 def test_the_place_of_the_profile_can_be_chosen(write: Write, run: Run, tmp_path: Path) -> None:

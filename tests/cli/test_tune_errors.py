@@ -101,14 +101,17 @@ def test_a_folder(run: Run, tmp_path: Path) -> None:
 def test_no_arguments(run: Run) -> None:
     code, _, err = run()
     assert code == 2
-    assert "TASK.py" in err
+    assert "FILE.py" in err
 
 
 # What is wrong with the task ---------------------------------------------------------------------
 
 WRONG = {
     "syntax": ("def build_model(:\n  pass", "model_x.py, line 1"),
-    "no build_model": ("x = 1", "defines no function build_model"),
+    "no build_model": (
+        "x = 1",
+        r"ended without a call of fit or train .*A task file defines build_model and build_data",
+    ),
     "no build_data": ("def build_model(): ...", "defines no function build_data"),
     "no model": (
         "def build_model(): ...\ndef build_data(batch_size): ...",
@@ -219,7 +222,7 @@ def test_the_users_exception_shows_their_frames_and_not_ours(write: Write, run: 
 
 def test_colours_in_an_error_stay_out_of_what_is_printed(write: Write, run: Run) -> None:
     err = run(write("raise ValueError('\\x1b[1mbold\\x1b[0m words')"), *QUICK)[2]
-    assert one_sentence(err).endswith("while it was imported: bold words")
+    assert one_sentence(err).endswith("before it trained: bold words")
     assert "\x1b" not in err
 
 

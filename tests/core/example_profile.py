@@ -21,7 +21,7 @@ HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 
 
 PROFILE = Profile(
-    schema=1,
+    schema=3,
     created="2026-11-20T12:00:00Z",
     autoprec="0.1.0",
     task=TaskRecord("model.py", "0" * 64, "torch"),
@@ -31,8 +31,7 @@ PROFILE = Profile(
     evidence=Evidence(
         baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 2**30),
         chosen=Chosen(200.0, 2.56, 2**31),
-        speedup=Ratio(2.0, 1.9, 2.1, 9),
-        speedup_same_batch=None,
+        throughput=Ratio(2.0, 1.9, 2.1, 9),
         parity=Verdict("equal", "trains like float32"),
         reason="it is fast",
         trials=9,

@@ -56,7 +56,7 @@ def test_its_parts_read_back_as_they_were_written(kind):
         (("evidence", "chosen", "peak_memory_bytes"), 2**61, "chosen.peak_memory_bytes: "),
         (("evidence", "chosen", "peak_share"), -0.5, "chosen.peak_share: -0.5 given"),
         (("evidence", "speedup", "rounds"), -1, "evidence.speedup.rounds: -1 given"),
-        (("schema",), 3, "schema: 3 given, expected one of 1, 2"),
+        (("schema",), 4, "schema: 4 given, expected one of 3"),
         (("recipe", "polcy"), 1, "recipe.polcy: unknown key; did you mean 'policy'"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_rehearsals_evidence_keeps_verdicts_and_memory_and_nothing_timed():
     assert kept.parity == PROFILE.evidence.parity
     assert kept.chosen.peak_memory_bytes == PROFILE.evidence.chosen.peak_memory_bytes
     assert {kept.baseline.samples_per_second, kept.chosen.samples_per_second} == {0.0}
-    assert (kept.speedup.rounds, kept.speedup_same_batch) == (0, None)
+    assert (kept.speedup.rounds, kept.throughput) == (0, None)
     assert "rehearsal" in kept.reason
 
 
@@ -101,9 +101,7 @@ def test_its_repr_is_one_line_and_its_html_escapes_what_comes_from_elsewhere():
 
 
 def test_an_inconclusive_profile_says_that_first():
-    evidence = replace(
-        PROFILE.evidence, inconclusive="it ran at two paces", speedup=Ratio(1.0, 1.0, 1.0, 0)
-    )
+    evidence = replace(PROFILE.evidence, inconclusive="it ran at two paces", throughput=None)
     shown = repr(replace(PROFILE, recipe=Recipe(), evidence=evidence))
     assert shown.startswith("<Profile of model.py: inconclusive: it ran at two paces; float32, ")
     assert "1.00x" not in shown

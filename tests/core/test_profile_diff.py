@@ -46,7 +46,7 @@ def test_that_one_is_inconclusive_is_among_the_claims() -> None:
 
 
 def test_what_only_one_has_is_a_difference() -> None:
-    ranks = replace(FULL, recipe=replace(FULL.recipe, distributed=Distributed("ddp", 2)), schema=2)
+    ranks = replace(FULL, recipe=replace(FULL.recipe, distributed=Distributed("ddp", 2)))
     assert Difference("distributed.world_size", None, 2) in compare_profiles(FULL, ranks).recipe
     keys = {each.key for each in compare_profiles(FULL, PLAIN_FLOAT32).recipe}
     assert {"policy", "loss_scale.initial", "knobs.threads"} <= keys

@@ -22,7 +22,6 @@ SCHEMA = profile_schema()
 VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
 RANKS = replace(
     PLAIN_FLOAT32,
-    schema=2,
     recipe=replace(PLAIN_FLOAT32.recipe, distributed=Distributed("ddp", 2)),
 )
 PROFILES = {"full": FULL, "float32": PLAIN_FLOAT32, "ranks": RANKS}
@@ -49,7 +48,7 @@ def test_what_is_written_fits(name: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("schema",), 3),
+        (("schema",), 4),
         (("schema",), True),
         (("recipe", "policy"), "bf16"),
         (("recipe", "batch_size"), 0),
@@ -69,7 +68,7 @@ def test_what_is_written_fits(name: str) -> None:
         (("evidence", "parity", "curves", "float32"), ["low"]),
         (("device", "kind"), "abacus"),
         (("software",), {"torch": 2}),
-        (("recipe", "distributed"), {"engine": "ddp", "world_size": 2}),
+        (("recipe", "distributed"), {"engine": "abacus", "world_size": 2}),
     ],
 )
 def test_what_is_wrong_is_refused_by_both(path: tuple[str, ...], value: object) -> None:

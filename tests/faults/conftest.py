@@ -12,6 +12,7 @@ import pytest
 from processes import MARK, survivors
 
 from autoprec.workers.client import Worker, WorkerSettings
+from autoprec.workers.task_source import TaskSource
 
 SOUND = """
 from simulated import SimulatedModel
@@ -60,7 +61,7 @@ def start(mark: str) -> Iterator[Start]:
 
     def begin(task: Path, **settings: Any) -> Worker:
         environment = {MARK: mark, **settings.pop("environment", {})}
-        made.append(Worker(WorkerSettings(task, environment=environment, **settings)))
+        made.append(Worker(WorkerSettings(TaskSource(task), environment=environment, **settings)))
         return made[-1]
 
     yield begin

@@ -303,7 +303,8 @@ TUNER = """
 import sys, time
 from pathlib import Path
 from autoprec.workers.client import Worker, WorkerSettings
-worker = Worker(WorkerSettings(Path(sys.argv[1])))
+from autoprec.workers.task_source import TaskSource
+worker = Worker(WorkerSettings(TaskSource(Path(sys.argv[1]))))
 print("started", flush=True)
 worker.load()
 """

@@ -24,6 +24,7 @@ from autoprec.workers import timeouts
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.rank_group import RankGroup
+from autoprec.workers.task_source import TaskSource
 
 pytestmark = [
     pytest.mark.scale,
@@ -34,7 +35,7 @@ TASK = '''
 import json, os, socket, time
 from simulated import SimulatedModel, backend
 
-FAULT = json.loads(os.environ["FAULT"])
+FAULT = json.loads(os.environ["AUTOPREC_TEST_FAULT"])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 PEERS = []
@@ -133,7 +134,8 @@ KIND_OF = {
     "hang": FailureKind.TIMEOUT,
     "nan": FailureKind.NONFINITE,
 }
-ALLOWED_SECONDS = 2.0
+#: How long a rank that hangs is waited for, and one that a busy machine makes slow.
+ALLOWED_SECONDS, PATIENT_SECONDS = 2.0, 30.0
 FAULTS = 50
 DRAWS = random.Random(31)
 
@@ -166,21 +168,22 @@ def mark() -> Iterator[str]:
 def test_one_ranks_fault_is_the_jobs_and_named(
     fault: dict[str, object], mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    allowed = ALLOWED_SECONDS if fault["kind"] == "hang" else PATIENT_SECONDS
     for phase in ("start", "load", "build", "describe"):
-        monkeypatch.setitem(timeouts.PHASE_TIMEOUT_SECONDS, phase, ALLOWED_SECONDS)
+        monkeypatch.setitem(timeouts.PHASE_TIMEOUT_SECONDS, phase, allowed)
     task = tmp_path / "ranks.py"
     task.write_text(TASK)
     settings = WorkerSettings(
-        task,
+        TaskSource(task),
         nproc=int(str(fault["world"])),
-        step_seconds=ALLOWED_SECONDS,
-        environment={MARK: mark, "FAULT": json.dumps(fault)},
+        step_seconds=allowed,
+        environment={MARK: mark, "AUTOPREC_TEST_FAULT": json.dumps(fault)},
     )
     group = RankGroup(settings)
     began = time.monotonic()
     with pytest.raises(WorkerFailure) as info:
         train(group)
-    assert time.monotonic() - began < ALLOWED_SECONDS + 30
+    assert time.monotonic() - began < allowed + 30
     assert not any(worker.alive for worker in group._workers)
     failure = info.value
     who = f"rank {fault['rank']} of {fault['world']}: "
@@ -208,7 +211,11 @@ def test_without_a_fault_the_job_trains(mark: str, tmp_path: Path) -> None:
     task = tmp_path / "ranks.py"
     task.write_text(TASK)
     fault = {"rank": -1, "phase": "none", "kind": "none", "after": 0}
-    settings = WorkerSettings(task, nproc=3, environment={MARK: mark, "FAULT": json.dumps(fault)})
+    settings = WorkerSettings(
+        TaskSource(task),
+        nproc=3,
+        environment={MARK: mark, "AUTOPREC_TEST_FAULT": json.dumps(fault)},
+    )
     group = RankGroup(settings)
     train(group)
     group.close()

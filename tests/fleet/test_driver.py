@@ -16,12 +16,12 @@ from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecError, NoFeasibleRecipe, TaskError, TrialFailure, UsageError
 from autoprec.fleet.driver import MAX_LOSSES, FleetJob, portable_options, tune_fleet
 from autoprec.fleet.journals import studies_folder
-from autoprec.fleet.messages import Journal, Message, ProbeRequest, Request
-from autoprec.fleet.scheduler import NodeLost, NoRoom
+from autoprec.fleet.messages import Journal, Message, NodeLost, NoRoom, Request
 from autoprec.profiles import load_folder
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.version import __version__
+from autoprec.workers.task_source import TaskSource
 
 ZEN4, A100 = device_of_family("amd-zen4"), device_of_family("nvidia-a100")
 LINE = '{"op_code": 0, "worker_id": "w", "study_name": "s", "directions": [2]}\n'
@@ -57,7 +57,7 @@ class ScriptedScheduler:
         self.requests: list[tuple[str, Request]] = []
         self.stopped: list[str] = []
 
-    def probe(self, request: ProbeRequest) -> Sequence[NodeReport]:
+    def probe(self, request: Request) -> Sequence[NodeReport]:
         return self.reports
 
     def start(self, node: NodeReport, request: Request) -> ScriptedSession:
@@ -82,7 +82,7 @@ class Fleet:
 
     def tune(self, scheduler: ScriptedScheduler, options: Options | None = None) -> FleetResult:
         job = FleetJob(
-            self.task,
+            TaskSource(self.task),
             self.output,
             options or Options(),
             lambda name, event: self.told.append((name, event)),
@@ -127,7 +127,7 @@ def test_events_are_told_with_their_type_and_the_journal_is_kept_before(fleet: F
         [node("a", ZEN4)],
         {"a": [[Journal(LINE), trial(), Journal(LINE * 2), profile(ZEN4)]]},
     )
-    job = FleetJob(fleet.task, fleet.output, Options(), listen)
+    job = FleetJob(TaskSource(fleet.task), fleet.output, Options(), listen)
     (found,) = tune_fleet(job, scheduler).types
     assert kept == [LINE]
     assert fleet.journal(found.type.name) == LINE * 2
@@ -166,6 +166,8 @@ def test_what_was_lost_begins_again_on_its_node_with_the_journal(fleet: Fleet) -
     scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [lost, [profile(ZEN4)]]})
     fleet.tune(scheduler, Options(fresh=True))
     (_, first), (_, second) = scheduler.requests
+    assert first.options is not None
+    assert second.options is not None
     assert (first.journal, first.options.fresh) == ("", True)
     assert (second.journal, second.options.fresh, second.out_of_memory) == (LINE, False, "")
     assert "lost on a: its worker was killed; finished trials are kept" in fleet.notes
@@ -271,4 +273,5 @@ def test_a_database_server_is_used_by_the_nodes_and_no_journal_is_sent(fleet: Fl
     scheduler = ScriptedScheduler([node("a", ZEN4)], {"a": [[profile(ZEN4)]]})
     fleet.tune(scheduler, Options(storage=url))
     ((_, request),) = scheduler.requests
+    assert request.options is not None
     assert (request.options.storage, request.journal) == (url, "")

@@ -242,15 +242,16 @@ import sys, time
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.fleet.node_types import NodeReport
-from autoprec.fleet.messages import Request, TaskPlace
+from autoprec.fleet.messages import Request
+from autoprec.workers.task_source import TaskSource
 from autoprec.fleet.ray_scheduler import RayScheduler
-from autoprec.fleet.scheduler import NodeLost
+from autoprec.fleet.messages import NodeLost
 from autoprec.tuning.options import Options
 from pathlib import Path
 
 task, address = Path(sys.argv[1]), sys.argv[2]
 kind = Fingerprint(DeviceKind.CPU, "amd-zen4", "", 1)
-request = Request(TaskPlace(task, "", task.parent), Options(), kind, None)
+request = Request(TaskSource(task), "", task.parent, options=Options(), fingerprint=kind)
 with RayScheduler(address, wait=True) as cluster:
     import ray
     (node,) = [each["NodeID"] for each in ray.nodes() if each["Resources"].get("CPU") == 3]

@@ -12,8 +12,7 @@ import pytest
 
 from autoprec.errors import UsageError
 from autoprec.fleet import slurm_scheduler
-from autoprec.fleet.messages import Message, to_line
-from autoprec.fleet.scheduler import NodeLost, NoRoom
+from autoprec.fleet.messages import Message, NodeLost, NoRoom, to_line
 from autoprec.fleet.slurm_scheduler import SlurmJob, SlurmScheduler, job_environment
 from autoprec.tuning.events import Note
 

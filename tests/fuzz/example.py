@@ -7,8 +7,8 @@ from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.curve_samples import LossCurves
 from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.loss_curves import LossCurves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
@@ -30,7 +30,7 @@ from autoprec.core.speed.trial_results import Status
 _HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 
 FULL = Profile(
-    schema=1,
+    schema=3,
     created="2026-11-20T12:00:00Z",
     autoprec="0.1.0",
     task=TaskRecord("model.py", "0" * 64, "torch"),
@@ -51,7 +51,6 @@ FULL = Profile(
         baseline=Baseline(Policy.FLOAT32, 512, 1000.0, 0.512, 2**30),
         chosen=Chosen(2000.0, 0.256, 2**29, 0.61, "arithmetic", 0.001, 1.5),
         speedup=Ratio(2.0, 1.9, 2.1, 9),
-        speedup_same_batch=Ratio(1.8, 1.7, 1.9, 9),
         parity=Verdict(
             verdict="equal",
             reason="trains like float32",
@@ -92,7 +91,7 @@ FULL = Profile(
 )
 
 PLAIN_FLOAT32 = Profile(
-    schema=1,
+    schema=3,
     created="2026-11-20T12:00:00Z",
     autoprec="0.1.0",
     task=TaskRecord("model.py", "0" * 64, "keras"),
@@ -102,8 +101,6 @@ PLAIN_FLOAT32 = Profile(
     evidence=Evidence(
         baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 2**30),
         chosen=Chosen(100.0, 0.32, 2**30),
-        speedup=Ratio(1.0, 1.0, 1.0, 0),
-        speedup_same_batch=None,
         parity=Verdict("equal", "float32 is the reference itself"),
         reason="the baseline is the fastest recipe",
         trials=2,

@@ -83,7 +83,7 @@ class Rehearsal:
     `faults` are mappings as `pretended.faults` reads them. NVML opens, or fails with the return
     code `nvml_error`; without `nvml` its library is missing and nothing shows the GPU. Where its
     GPUs are not `driven`, the frameworks are builds for CPUs. `float64` is by default what the kind
-    has: MPS and Arc have none. Workers are forked where `forked` names their framework ("keras").
+    has: MPS and Arc have none. Workers are forked where `forked` names their framework.
     """
 
     folder: Path
@@ -120,7 +120,8 @@ class Rehearsal:
             "REHEARSAL": json.dumps(given),
             "REHEARSAL_DRIVEN": str(int(self.driven)),
             "REHEARSAL_COUNT": str(sum(not gpu["hidden"] for gpu in gpus)),
-            "REHEARSAL_GUARD": str(library(_GUARD[self.kind])),
+            "REHEARSAL_GUARD": str(library()),
+            "REHEARSAL_GUARD_KIND": _GUARD[self.kind],
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.folder),
             **self.environment,

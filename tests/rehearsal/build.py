@@ -1,4 +1,4 @@
-"""Builds guard.cpp for one kind of device, once, with the compiler that torch.compile needs too."""
+"""Builds guard.cpp once, with the compiler that torch.compile needs too."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _ONE_AT_A_TIME = threading.Lock()
 SOURCE = Path(__file__).with_name("guard.cpp")
 
 
-def library(kind: str) -> Path:
-    """The shared library for "CUDA", "XPU" or "MPS"; built where it is not there already.
+def library() -> Path:
+    """The shared library; built where it is not there already.
 
     It is kept in build/ under a name that its source and torch's version decide. Threads and
     processes may ask for it at the same time.
     """
     with _ONE_AT_A_TIME:
-        return _library(kind)
+        return _library()
 
 
-def _library(kind: str) -> Path:
+def _library() -> Path:
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
     if compiler is None:
         raise RuntimeError(
@@ -35,22 +35,21 @@ def _library(kind: str) -> Path:
     mark = hashlib.blake2b(SOURCE.read_bytes(), digest_size=8)
     mark.update(importlib.metadata.version("torch").encode())
     folder = Path(__file__).parents[2] / "build/rehearsal"
-    built = folder / f"guard-{kind}-{mark.hexdigest()}.so"
+    built = folder / f"guard-{mark.hexdigest()}.so"
     if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         partial = built.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *_flags(kind), "-o", partial], check=True, timeout=240)
+        subprocess.run([compiler, *_flags(), "-o", partial], check=True, timeout=240)
         partial.replace(built)
     return built
 
 
-def _flags(kind: str) -> list[str | Path]:
+def _flags() -> list[str | Path]:
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
     torch = Path(spec.origin).parent
-    kinds = [f"-DIS_{each}={int(each == kind)}" for each in ("CUDA", "XPU", "MPS")]
     places = [f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
     libraries = ["-lc10", "-ltorch_cpu"]
     options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w"]
-    return [*options, f"-DKIND={kind}", *kinds, *places, SOURCE, *libraries]
+    return [*options, *places, SOURCE, *libraries]

@@ -1,6 +1,8 @@
 // What torch's C++ core asks of a device before it lets a tensor live there: a guard that says which
 // device is current, and hooks that say that there is one. Everything answers at once and does
-// nothing. Compiled once for each kind, with -DKIND=CUDA, XPU or MPS.
+// nothing. The part below #else is compiled once for each kind of device, with KIND its name; which
+// of them a process has, REHEARSAL_GUARD_KIND says when the library is loaded.
+#ifndef KIND
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/detail/XPUHooksInterface.h>
@@ -8,11 +10,17 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 
 namespace pretended {
 c10::DeviceIndex count() {
   const char* text = std::getenv("REHEARSAL_COUNT");
   return static_cast<c10::DeviceIndex>(text ? std::atoi(text) : 1);
+}
+bool chosen(const char* kind) {
+  const char* text = std::getenv("REHEARSAL_GUARD_KIND");
+  return text && std::strcmp(text, kind) == 0;
 }
 thread_local c10::DeviceIndex current = 0;
 c10::DeviceIndex exchange(c10::DeviceIndex index) {
@@ -28,8 +36,29 @@ extern "C" int rehearsal_exchange(int index) {
   return pretended::exchange(static_cast<c10::DeviceIndex>(index));
 }
 
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+#define PRETENDED JOIN(Pretended, KIND)
+#define HOOKS JOIN(KIND, Hooks)  // the registry's key is this name: CUDAHooks, XPUHooks, MPSHooks
+#define HAS JOIN(has, KIND)
+
+#define IS_CUDA 1
+#define KIND CUDA
+#include "guard.cpp"
+#undef IS_CUDA
+#undef KIND
+#define KIND XPU
+#include "guard.cpp"
+#undef KIND
+#define IS_MPS 1
+#define KIND MPS
+#include "guard.cpp"
+
+#else
 namespace c10::impl {
-struct Pretended final : NoOpDeviceGuardImpl<DeviceType::KIND> {
+struct PRETENDED final : NoOpDeviceGuardImpl<DeviceType::KIND> {
   static Device at(DeviceIndex index) { return Device(DeviceType::KIND, index); }
   static Stream stream(Device device) {
     return Stream(Stream::DEFAULT, device.has_index() ? device : at(pretended::current));
@@ -50,21 +79,12 @@ struct Pretended final : NoOpDeviceGuardImpl<DeviceType::KIND> {
   void synchronizeDevice(const DeviceIndex) const override {}
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 };
-C10_REGISTER_GUARD_IMPL(KIND, Pretended)
+const bool JOIN(guarded, KIND) =
+    pretended::chosen(TEXT(KIND)) && (DeviceGuardImplRegistrar(DeviceType::KIND, new PRETENDED), true);
 }  // namespace c10::impl
-
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-#define HOOKS JOIN(KIND, Hooks)  // the registry's key is this name: CUDAHooks, XPUHooks, MPSHooks
-#define HAS JOIN(has, KIND)
 
 namespace at::rehearsal {
 struct HOOKS final : JOIN(at::KIND, HooksInterface) {
-#if IS_CUDA
-  explicit HOOKS(at::CUDAHooksArgs) {}
-#else
-  HOOKS() = default;
-#endif
 #if IS_MPS
   void deviceSynchronize() const override {}
   bool isOnMacOSorNewer(unsigned, unsigned) const override { return true; }
@@ -90,14 +110,8 @@ struct HOOKS final : JOIN(at::KIND, HooksInterface) {
   DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return pretended::exchange(index); }
 };
 
-#if IS_CUDA
-using at::CUDAHooksRegistry;
-REGISTER_CUDA_HOOKS(HOOKS)
-#elif IS_MPS
-using at::MPSHooksRegistry;
-REGISTER_MPS_HOOKS(HOOKS)
-#else
-using at::XPUHooksRegistry;
-REGISTER_XPU_HOOKS(HOOKS)
-#endif
+const bool JOIN(hooked, KIND) =
+    pretended::chosen(TEXT(KIND)) &&
+    (JOIN(KIND, HooksRegistry)()->Register(TEXT(HOOKS), [](auto...) { return std::make_unique<HOOKS>(); }), true);
 }  // namespace at::rehearsal
+#endif

@@ -37,7 +37,7 @@ class Job:
     tasks: Path = TASKS
     driven: bool = True
     named: bool = True
-    forked: str = ""
+    forked: str = "torch"
 
     def command(self, folder: Path) -> tuple[object, ...]:
         """The words of `autoprec` that tune it, with its files in `folder`."""
@@ -95,7 +95,7 @@ def running(
     jobs: Mapping[str, Job], folders: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Tuned]]]:
     """Run every job, two at a time, each with a core."""
-    library("CUDA")
+    library()
     with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(tune, job, folders.mktemp(name)) for name, job in jobs.items()}
         pool.shutdown(cancel_futures=True)

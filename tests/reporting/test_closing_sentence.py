@@ -9,8 +9,8 @@ import pytest
 from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.noise_scale import NoiseScale
-from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
-from autoprec.core.profile import Baseline, Profile
+from autoprec.core.numerics.verdict import NOTHING_LEARNED
+from autoprec.core.profile import NOT_COMPARED, Baseline, Profile
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
@@ -34,11 +34,14 @@ def made(recipe: Recipe, whole: float, alike: float | None = None, **parts: floa
         )
         for what, ratio in parts.items()
     )
+    over_baseline = Ratio(whole, whole - 0.1, whole + 0.1, 6)
+    at_its_batch = None if alike is None else Ratio(alike, alike - 0.1, alike + 0.1, 6)
+    own_batch = recipe.effective_batch == 32
     evidence = replace(
         FULL.evidence,
         baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 2**30),
-        speedup=Ratio(whole, whole - 0.1, whole + 0.1, 6),
-        speedup_same_batch=None if alike is None else Ratio(alike, alike - 0.1, alike + 0.1, 6),
+        speedup=over_baseline if own_batch else at_its_batch or NOT_COMPARED,
+        throughput=None if own_batch else over_baseline,
         waterfall=waterfall,
         inconclusive="",
     )
@@ -62,7 +65,7 @@ def test_a_gain_names_both_sides_and_its_parts() -> None:
 
 
 def test_at_the_batch_of_the_baseline_one_ratio_says_it_all() -> None:
-    said = headline(made(replace(WINNER, batch_size=16, accumulation_steps=2), 1.5, 1.4))
+    said = headline(made(replace(WINNER, batch_size=16, accumulation_steps=2), 1.5))
     assert said.endswith(": 1.50x (1.40-1.60, 6 rounds) over float32, batch 32")
 
 
@@ -159,7 +162,7 @@ def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:
     assert closing_sentence(slow).startswith(
         "result: 0.81x (0.71-0.91, 6 rounds): slower than float32, batch 32; only mixed_"
     )
-    slower = replace(slow.evidence, speedup=Ratio(0.012, 0.011, 0.013, 1))
+    slower = replace(slow.evidence, throughput=Ratio(0.012, 0.011, 0.013, 1))
     said = headline(replace(slow, evidence=slower))
     assert said.startswith("0.012x (0.011-0.013, 1 round): slower than float32")
 

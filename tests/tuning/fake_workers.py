@@ -14,6 +14,7 @@ from autoprec.tuning.events import silent
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import Runner
+from autoprec.workers.task_source import TaskSource
 
 KEPT = {KEEP_MEMORY: True}
 PLAIN = Recipe(batch_size=32)
@@ -73,7 +74,7 @@ class Workers:
         return worker
 
     def runner(self) -> Runner:
-        return Runner(WorkerSettings(Path("task.py")), None, self.start)
+        return Runner(WorkerSettings(TaskSource(Path("task.py"))), None, self.start)
 
 
 def contest(

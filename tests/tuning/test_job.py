@@ -20,6 +20,7 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.time_limit import Deadline
 from autoprec.tuning.tuner import with_memory
 from autoprec.workers.cpu_contention import PATIENCE_SECONDS
+from autoprec.workers.task_source import TaskSource
 
 GIB = 2**30
 
@@ -28,7 +29,7 @@ def job(events: list[Event], kind: DeviceKind = DeviceKind.CUDA, **options: Any)
     seen = Observation(kind=kind, memory_bytes=80 * GIB)
     facts = cast(Any, SimpleNamespace(kind=kind, observation=seen))
     target = cast(Target, SimpleNamespace(facts=facts))
-    return TuningJob(Path("task.py"), target, Options(**options), events.append)
+    return TuningJob(TaskSource(Path("task.py")), target, Options(**options), events.append)
 
 
 def test_an_accelerators_budget_is_of_what_is_free_and_of_all_where_nobody_tells() -> None:

@@ -19,6 +19,7 @@ from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import measure_device
 from autoprec.tuning.study.study import Study
+from autoprec.workers.task_source import TaskSource
 
 CPU = device_of_family("amd-zen5")
 
@@ -46,7 +47,7 @@ def test_a_devices_products_are_timed_once_for_all_tasks(
         def listen(event: Event) -> None:
             said.extend([event.name] if isinstance(event, Stage) else [])
 
-        job = TuningJob(Path("task.py"), target, Options(), listen)
+        job = TuningJob(TaskSource(Path("task.py")), target, Options(), listen)
         return measure_device(job, cast(Study, study)), said
 
     assert of_another_task()[1] == ["probe"]

@@ -24,7 +24,10 @@ SETTINGS = [each.name for each in settings_of(Options)]
 @pytest.mark.parametrize("function", [tune, plan])
 def test_the_signature_has_every_setting_with_what_it_may_be_given_as(function: Any) -> None:
     parameters = inspect.signature(function).parameters
-    assert list(parameters) == ["task", *SETTINGS, "device", "options", "listener"]
+    assert list(parameters) == [
+        *("task", *SETTINGS),
+        *("script", "at", "arguments", "device", "options", "listener"),
+    ]
     assert [each.name for each in dataclasses.fields(Options)] == SETTINGS
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in SETTINGS)
     assert parameters["trials"].annotation == int | None
@@ -83,7 +86,7 @@ def test_a_checkpoint_is_kept_as_the_place_of_a_file_that_can_be_read(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"batch": 0}, '`batch` 0 given, expected "knee", "max" or a batch such as 256; give that'),
+        ({"batch": 0}, '`batch` 0 given, expected "knee", "max", "goodput" or a batch such as'),
         ({"batch": "kneee"}, "`batch` 'kneee' given, expected"),
         ({"batch": True}, "`batch` True given, expected"),
         ({"batch": 64, "batch_sizes": [64]}, "`batch=64` and `batch_sizes` given: give one or the"),

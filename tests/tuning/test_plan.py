@@ -25,6 +25,7 @@ from autoprec.tuning.events import silent
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.plan import plan_for
+from autoprec.workers.task_source import TaskSource
 
 CUDA = DeviceKind.CUDA
 FAMILIES = load_catalogue().names
@@ -49,7 +50,7 @@ def planned(name: str, options: Options | None = None) -> Plan:
     row = with_vendor_figures(catalogue, catalogue.family(name))
     cpu = Observation(DeviceKind.CPU)
     target = Target(merge(cpu, catalogue.family_of(cpu)), {}, lambda facts: facts)
-    job = TuningJob(Path("task.py"), target, options or Options(), silent)
+    job = TuningJob(TaskSource(Path("task.py")), target, options or Options(), silent)
     return plan_for(job, MLP, device, device_of_family(row.name))
 
 

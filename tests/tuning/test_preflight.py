@@ -25,6 +25,7 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import describe
 from autoprec.tuning.search.task_space import baseline_point, build_space, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.workers.task_source import TaskSource
 
 NATIVE = DTypeFact(Support.NATIVE)
 FACTS = DeviceFacts(
@@ -41,7 +42,7 @@ def space(
 ) -> Space:
     target = cast(Target, SimpleNamespace(facts=facts))
     options = Options(policies=policies, align=align)
-    job = TuningJob(Path("task.py"), target, options, events.append)
+    job = TuningJob(TaskSource(Path("task.py")), target, options, events.append)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, batch_size=32, **task)
     return build_space(job, known, facts, propose(facts))
 
@@ -72,7 +73,10 @@ def built(
     options = options or Options()
     target = cast(Target, SimpleNamespace(facts=facts))
     job = TuningJob(
-        Path("task.py"), target, options, lambda event: said.append(cast(Note, event).text)
+        TaskSource(Path("task.py")),
+        target,
+        options,
+        lambda event: said.append(cast(Note, event).text),
     )
     known = replace(TaskFacts("torch", {}, 32, 32, parameters=100), **task)
     return build_space(job, known, facts, propose(facts, options.policies)), said
@@ -286,7 +290,7 @@ def test_a_relative_path_that_is_meant_from_the_task_is_told(
     (tmp_path / "data" / "a.npy").write_text("")
     message = f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'"
     target = cast(Target, SimpleNamespace(facts=FACTS))
-    job = TuningJob(tmp_path / "task.py", target, Options(), lambda event: None)
+    job = TuningJob(TaskSource(tmp_path / "task.py"), target, Options(), lambda event: None)
     with pytest.raises(UserCodeError) as caught:
         describe(job, failing(message))
     assert str(caught.value).startswith(f"in the first float32 step: {message}")
@@ -307,7 +311,7 @@ def test_an_error_about_a_batch_that_nobody_asked_for_names_batch_size(
 ) -> None:
     target = cast(Target, SimpleNamespace(facts=FACTS))
     options = Options(batch_sizes=asked)
-    job = TuningJob(Path("task.py"), target, options, lambda event: None)
+    job = TuningJob(TaskSource(Path("task.py")), target, options, lambda event: None)
     with pytest.raises(UserCodeError) as caught:
         describe(job, failing(message, batch_size))
     assert str(caught.value).startswith(f"in the first float32 step: {message}")
@@ -335,7 +339,7 @@ def test_a_model_of_one_batch_size_is_tried_at_that_only_and_it_is_said(
 def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_refusal() -> None:
     reason = "Keras does not compile a model with turn (RandomRotation)"
     assert space([], not_compilable=reason).compile == (False,)
-    job = TuningJob(Path("task.py"), cast(Target, None), Options(), lambda event: None)
+    job = TuningJob(TaskSource(Path("task.py")), cast(Target, None), Options(), lambda event: None)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
 
     def refused(**changes: str) -> tuple[Refusal, ...]:

@@ -83,7 +83,6 @@ def effective(found: dict[str, Any]) -> int:
 def test_it_is_for_two_ranks_and_proven_there(tuned: Path) -> None:
     profile: Profile = load_profile(tuned)
     ranks = profile.recipe.distributed
-    assert profile.schema == 2
     assert ranks is not None
     assert ranks.world_size == 2
     assert profile.recipe.effective_batch >= BATCH

@@ -63,12 +63,12 @@ def test_the_fast_policy_that_trains_like_float32_is_chosen_with_its_evidence(
     profile, events = run(path)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     assert profile.evidence.parity.verdict == "equal"
-    assert profile.evidence.speedup.low > 1.5
-    assert profile.evidence.speedup_same_batch is not None
-    assert profile.evidence.speedup_same_batch.ratio == pytest.approx(1.96, abs=0.1)
+    assert profile.evidence.throughput is not None
+    assert profile.evidence.throughput.low > 1.5
+    assert profile.evidence.speedup.ratio == pytest.approx(1.96, abs=0.1)
     assert [part.what for part in profile.evidence.waterfall] == ["precision", "batch"]
     whole = math.prod(part.speedup.ratio for part in profile.evidence.waterfall)
-    assert whole == pytest.approx(profile.evidence.speedup.ratio, rel=0.05)
+    assert whole == pytest.approx(profile.evidence.throughput.ratio, rel=0.05)
     assert profile.evidence.trials == len(trials(events))
     written = load_profile(path.with_suffix(".profile.yaml"))
     assert written == from_plain(Profile, to_plain(profile)) == profile
@@ -272,3 +272,55 @@ def test_a_checkpoint_is_in_the_profile_and_another_one_is_another_study(
     assert found[0][0] == found[1][0] != found[2][0]
     assert [done for _, done in found] == [2, 0, 2]
     assert run(path, trials=2, rounds=1)[0].evidence.checkpoint is None
+
+
+def test_the_gradients_noise_chooses_the_batch_where_goodput_is_wanted(
+    task: Callable[..., Path],
+) -> None:
+    """A step takes 0.003 + 0.00025 b seconds: 128 is best where the scale is 128 ** 2 / 12."""
+    profile, events = run(task(f"{FASTER}, gradient_noise=1365.0"), batch="goodput")
+    batch = profile.evidence.batch
+    assert batch is not None
+    assert (batch.rule, batch.yours, batch.chosen) == ("goodput", 32, 128)
+    assert batch.knee is not None
+    assert batch.knee > 128
+    assert batch.noise_scale is not None
+    assert batch.noise_scale.at == pytest.approx(1365.0)
+    assert profile.recipe.policy is Policy.MIXED_BFLOAT16
+    said = [each.text for each in events if isinstance(each, Note)]
+    assert "batch 128 has the most goodput: the gradient noise scale is 1365 samples" in said
+
+
+def test_where_a_larger_batch_needs_as_many_more_samples_yours_is_kept(
+    task: Callable[..., Path],
+) -> None:
+    profile, _ = run(task(f"{FASTER}, gradient_noise=3.0"), batch="goodput")
+    assert profile.recipe.batch_size == 32
+    assert profile.recipe.policy is Policy.MIXED_BFLOAT16
+    assert profile.evidence.throughput is None
+
+
+def test_where_gradients_do_not_tell_their_noise_the_knee_is_taken(
+    task: Callable[..., Path],
+) -> None:
+    profile, events = run(task(), batch="goodput")
+    batch = profile.evidence.batch
+    assert batch is not None
+    assert batch.chosen == batch.knee
+    assert any("could not be measured" in each.text for each in events if isinstance(each, Note))
+
+
+def test_the_task_file_names_the_policy_of_the_present_training(task: Callable[..., Path]) -> None:
+    path = task()
+    before, _ = run(path)
+    text = path.read_text()
+    path.write_text(f'{text}\nBASELINE = "mixed_bfloat16"\n')
+    profile, events = run(path)
+    assert before.evidence.present is None
+    assert profile.evidence.present is not None
+    assert profile.evidence.present.policy is Policy.MIXED_BFLOAT16
+    assert trials(events) == []  # those before hold, and so do verdicts
+    assert not [event for event in events if isinstance(event, Judged)]
+    assert profile.task.sha256 == before.task.sha256
+    over_float32, _ = run(path, baseline="float32")
+    assert over_float32.evidence.present is None

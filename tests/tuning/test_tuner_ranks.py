@@ -70,7 +70,6 @@ def test_a_reduction_that_steps_wait_for_is_rounded_and_the_profile_says_all_of_
 ) -> None:
     profile, trials = run(task("reduction_seconds=0.02"))
     assert load_profile(tmp_path / "ranks_task.profile.yaml") == profile
-    assert profile.schema == 2
     ranks = ranks_of(profile)
     assert (ranks.engine, ranks.world_size) == ("ddp", 2)
     assert ranks.reduce_dtype is DType.BFLOAT16
@@ -136,6 +135,5 @@ def test_one_process_and_ranks_are_two_studies(task: Callable[..., Path]) -> Non
     assert run(path)[1]
     alone, trials = run(path, nproc=1)
     assert trials
-    assert alone.schema == 1
     assert alone.recipe.distributed is None
     assert run(path)[1] == []  # answered from its own study

@@ -28,6 +28,7 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import load_task
 from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner
+from autoprec.workers.task_source import TaskSource
 
 CPU = Observation(DeviceKind.CPU, name="a CPU")
 MISMATCH = Unusable(DeviceKind.CUDA, "an NVIDIA GPU is here but its driver is not")
@@ -182,7 +183,7 @@ def test_a_build_for_a_device_that_it_cannot_use_is_not_to_be_installed_again(
     simulated: Callable[..., Path],
 ) -> None:
     target = Target(DeviceFacts(Observation(DeviceKind.XPU), "", "", {}), {}, lambda known: known)
-    job = TuningJob(simulated(), target, Options(), lambda event: None)
+    job = TuningJob(TaskSource(simulated()), target, Options(), lambda event: None)
     with pytest.raises(DeviceUnusable, match="This build is for such devices: fix the driver"):
         loaded(job, DeviceKind.XPU)
     with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
@@ -210,7 +211,7 @@ def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
 ) -> None:
     """PyTorch calls both "cuda"; its build is for one of them."""
     target = Target(DeviceFacts(Observation(DeviceKind.ROCM), "", "", {}), {}, lambda known: known)
-    job = TuningJob(simulated(), target, Options(), lambda event: None)
+    job = TuningJob(TaskSource(simulated()), target, Options(), lambda event: None)
 
     def answer(built_for: DeviceKind) -> LoadedTask:
         found = LoadedTask("torch", usable=("cuda", "cpu"), built_for=(built_for,))
@@ -225,7 +226,7 @@ def test_no_build_is_named_for_a_device_that_the_framework_never_trains_on(
     simulated: Callable[..., Path],
 ) -> None:
     target = Target(DeviceFacts(Observation(DeviceKind.MPS), "", "", {}), {}, lambda known: known)
-    job = TuningJob(simulated(), target, Options(), lambda event: None)
+    job = TuningJob(TaskSource(simulated()), target, Options(), lambda event: None)
     found = LoadedTask("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
     with pytest.raises(DeviceUnusable) as stopped:
         load_task(job, cast(Runner, SimpleNamespace(load=lambda: found)))

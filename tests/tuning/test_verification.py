@@ -69,7 +69,7 @@ def test_float32_that_does_not_fit_at_the_larger_batch_leaves_that_gain_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ratio = Ratio(2.0, 1.9, 2.1, 9)
-    evidence = replace(FULL.evidence, speedup=ratio, speedup_same_batch=ratio)
+    evidence = replace(FULL.evidence, speedup=ratio, throughput=ratio)
     recipe = replace(FULL.recipe, batch_size=64, accumulation_steps=1)
     profile = replace(FULL, recipe=recipe, evidence=evidence)
     alike, plain = (gain.rival for gain in profile.gains())

@@ -14,6 +14,7 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers import client, timeouts
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.workers.task_source import TaskSource
 
 
 def test_a_worker_answers_many_calls(simulated, start) -> None:
@@ -73,7 +74,7 @@ def test_a_worker_has_no_part_in_the_terminal_and_hides_no_module(simulated, sta
         os.dup2(kept, 0)
         os.close(kept)
         os.close(typed)
-    task = worker.settings.task
+    task = worker.settings.task.path
     task.write_text(STARTED + task.read_text())
     worker.load()
 
@@ -144,7 +145,7 @@ def test_a_worker_that_cannot_start_leaves_no_descriptor(simulated, monkeypatch)
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     monkeypatch.setattr(client.sys, "executable", "/no/such/python")
     with pytest.raises(OSError, match="No such file"):
-        Worker(WorkerSettings(simulated()))
+        Worker(WorkerSettings(TaskSource(simulated())))
     after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     assert after == before
 

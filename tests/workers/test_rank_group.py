@@ -22,6 +22,7 @@ from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.rank_group import RankGroup, start_workers
 from autoprec.workers.runner import Runner
 from autoprec.workers.server import ERROR_REPORT_BYTES
+from autoprec.workers.task_source import TaskSource
 
 TASK = """
 import os
@@ -51,7 +52,9 @@ def group(tmp_path: Path) -> Iterator[StartGroup]:
     def begin(head: str = "", rank: int = 1, nproc: int = 2, **fields: Any) -> RankGroup:
         task = tmp_path / "ranks_task.py"
         task.write_text(TASK.format(head=head, fields=fields, rank=rank))
-        made.append(RankGroup(WorkerSettings(task, nproc=nproc, environment={MARK: mark})))
+        made.append(
+            RankGroup(WorkerSettings(TaskSource(task), nproc=nproc, environment={MARK: mark}))
+        )
         return made[-1]
 
     yield begin
@@ -103,7 +106,7 @@ def test_a_rank_finds_the_environment_that_torchrun_sets(group, tmp_path: Path) 
 
 
 def test_one_rank_is_a_worker_alone(simulated) -> None:
-    worker = start_workers(WorkerSettings(simulated()))
+    worker = start_workers(WorkerSettings(TaskSource(simulated())))
     try:
         assert isinstance(worker, Worker)
         assert worker.pids == (worker.pid,)
@@ -113,9 +116,9 @@ def test_one_rank_is_a_worker_alone(simulated) -> None:
 
 def test_the_ranks_share_what_the_guards_may_let_them_have(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(client, "memory_budget", lambda limit: 900)
-    settings = WorkerSettings(tmp_path, nproc=3)
+    settings = WorkerSettings(TaskSource(tmp_path), nproc=3)
     assert settings.guard_bytes() == 300
-    own = WorkerSettings(tmp_path, nproc=3, memory_bytes=500)
+    own = WorkerSettings(TaskSource(tmp_path), nproc=3, memory_bytes=500)
     assert own.guard_bytes() == 500 + ERROR_REPORT_BYTES  # a MemoryError comes first
 
 

@@ -18,6 +18,7 @@ from autoprec.errors import DataError, TrialFailure, UserCodeError
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, run_trial
+from autoprec.workers.task_source import TaskSource
 
 MEASURED = steady(0.01)
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16)
@@ -59,7 +60,7 @@ class Starts:
 
 
 def trial(starts: Starts, recipe: Recipe = Recipe(), *, baseline: bool = False) -> Any:  # noqa: B008
-    with Runner(WorkerSettings(Path("x.py")), None, starts) as runner:
+    with Runner(WorkerSettings(TaskSource(Path("x.py"))), None, starts) as runner:
         return run_trial(
             runner, {"batch_size": 32}, recipe, seed=0, budget=TimingBudget(), baseline=baseline
         )
@@ -150,7 +151,7 @@ def test_a_trial_that_is_killed_twice_is_killed() -> None:
 )
 def test_a_worker_in_which_something_failed_is_not_used_again(kind: FailureKind) -> None:
     starts = Starts(failure(kind), MEASURED)
-    with Runner(WorkerSettings(Path("x.py")), None, starts) as runner:
+    with Runner(WorkerSettings(TaskSource(Path("x.py"))), None, starts) as runner:
         for _ in range(2):
             run_trial(runner, {"batch_size": 32}, BFLOAT16, seed=0, budget=TimingBudget())
     assert len(starts.made) == 2
@@ -172,7 +173,7 @@ def test_sessions_are_told_how_many_batches_the_description_looked_at(surveyed: 
             told.append((method, arguments.get("surveyed")))
             return super().call(method, on_progress=on_progress, **arguments)
 
-    settings = WorkerSettings(Path("x.py"), surveyed=surveyed)
+    settings = WorkerSettings(TaskSource(Path("x.py")), surveyed=surveyed)
     runner = Runner(settings, None, lambda _: Noting([MEASURED] * 3))
     for method in ("measure", "open", "describe"):
         runner.call(method)
@@ -180,7 +181,7 @@ def test_sessions_are_told_how_many_batches_the_description_looked_at(surveyed: 
 
 
 def test_a_tracer_has_the_tracers_methods_and_no_others() -> None:
-    with Runner(WorkerSettings(Path("x.py")), None, Starts("answer")) as runner:
+    with Runner(WorkerSettings(TaskSource(Path("x.py"))), None, Starts("answer")) as runner:
         tracer = RemoteTracer(runner)
         assert tracer.noise(draws=1) == "answer"
         with pytest.raises(AttributeError):
@@ -189,7 +190,7 @@ def test_a_tracer_has_the_tracers_methods_and_no_others() -> None:
 
 def test_what_fails_in_float32_ends_the_run_and_what_fails_under_a_recipe_is_told() -> None:
     mine = failure(FailureKind.USER_ERROR, "their frames")
-    with Runner(WorkerSettings(Path("x.py")), None, Starts(mine, mine, mine)) as runner:
+    with Runner(WorkerSettings(TaskSource(Path("x.py"))), None, Starts(mine, mine, mine)) as runner:
         tracer = RemoteTracer(runner)
         for method in ("reference", "noise"):
             with pytest.raises(UserCodeError):
@@ -200,7 +201,7 @@ def test_what_fails_in_float32_ends_the_run_and_what_fails_under_a_recipe_is_tol
 
 def test_a_training_in_plain_float32_is_nobodys_recipe() -> None:
     mine = failure(FailureKind.USER_ERROR, "their frames")
-    with Runner(WorkerSettings(Path("x.py")), None, Starts(mine, mine)) as runner:
+    with Runner(WorkerSettings(TaskSource(Path("x.py"))), None, Starts(mine, mine)) as runner:
         tracer = RemoteTracer(runner)
         with pytest.raises(UserCodeError):
             tracer.trajectory(recipe=Recipe(batch_size=8, accumulation_steps=2))
@@ -210,7 +211,7 @@ def test_a_training_in_plain_float32_is_nobodys_recipe() -> None:
 
 def test_what_the_data_raise_ends_the_run_whatever_was_trained_on_them() -> None:
     mine = failure(FailureKind.DATA_ERROR, "their frames")
-    with Runner(WorkerSettings(Path("x.py")), None, Starts(mine, mine, mine)) as runner:
+    with Runner(WorkerSettings(TaskSource(Path("x.py"))), None, Starts(mine, mine, mine)) as runner:
         tracer = RemoteTracer(runner)
         for method in ("reference", "trajectory", "compare_steps"):
             with pytest.raises(DataError) as info:
@@ -223,7 +224,7 @@ def test_a_task_that_cannot_be_loaded_again_ends_the_run() -> None:
         def load(self, on_progress: object = None) -> None:
             raise failure(FailureKind.USER_ERROR, "their frames")
 
-    make = Runner(WorkerSettings(Path("x.py")), None, lambda _: Unloadable([]))
+    make = Runner(WorkerSettings(TaskSource(Path("x.py"))), None, lambda _: Unloadable([]))
     with make as runner, pytest.raises(UserCodeError) as info:
         run_trial(runner, {"batch_size": 32}, BFLOAT16, seed=0, budget=TimingBudget())
     assert info.value.frames == "their frames"
@@ -241,7 +242,7 @@ def test_real_workers_are_replaced_after_each_kind_of_end(simulated) -> None:
     }
     for field, status in ends.items():
         task = simulated(**{field: 64 if field != "capacity_bytes" else 250 * 2**20})
-        with Runner(WorkerSettings(task), None) as runner:
+        with Runner(WorkerSettings(TaskSource(task)), None) as runner:
             found = [
                 run_trial(
                     runner,
@@ -257,7 +258,7 @@ def test_real_workers_are_replaced_after_each_kind_of_end(simulated) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 def test_a_worker_that_somebody_kills_between_trials_is_not_missed(simulated) -> None:
-    with Runner(WorkerSettings(simulated()), None) as runner:
+    with Runner(WorkerSettings(TaskSource(simulated())), None) as runner:
         for _ in range(3):
             outcome = run_trial(runner, {"batch_size": 32}, Recipe(), seed=0, budget=TimingBudget())
             assert outcome.status is Status.OK
@@ -282,7 +283,7 @@ def test_a_worker_that_keeps_its_memory_times_nothing_without_that(
 ) -> None:
     """A process cannot take it back. What is not timed does not mind."""
     starts = Starts(*"abc")
-    with Runner(WorkerSettings(Path("x.py")), None, starts) as runner:
+    with Runner(WorkerSettings(TaskSource(Path("x.py"))), None, starts) as runner:
         runner.call("measure", recipe=Recipe())
         runner.call("measure", recipe=KEEPS)
         assert len(starts.made) == 1

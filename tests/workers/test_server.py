@@ -125,7 +125,7 @@ def test_an_argument_that_does_not_fit_is_our_fault_and_no_crash(simulated, star
 
 def test_a_result_that_json_cannot_say_is_a_failure_and_no_crash(simulated, start) -> None:
     worker = start(simulated(overhead={"float32": float("nan")}).with_suffix(".py"))
-    task = worker.settings.task
+    task = worker.settings.task.path
     task.write_text("nan = float('nan')\n" + task.read_text())
     worker.load()
     with pytest.raises(WorkerFailure) as info:

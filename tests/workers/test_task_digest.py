@@ -351,3 +351,11 @@ def test_a_long_chain_of_functions_is_followed(write) -> None:
     chain = "".join(f"def f{n}(): return f{n + 1}()\n" for n in range(2000))
     text = GOOD.replace("object()", "f0()") + chain + "def f2000(): return {}\n"
     assert task_digest(write(text.format(1))) != task_digest(write(text.format(2)))
+
+
+def test_what_it_trains_in_today_changes_nothing_unless_the_task_reads_it(write) -> None:
+    before = task_digest(write())
+    assert task_digest(write('BASELINE = "bf16"\n' + GOOD)) == before
+    read = GOOD.replace("object()", "BASELINE")
+    first = task_digest(write('BASELINE = "bf16"\n' + read))
+    assert task_digest(write('BASELINE = "fp16"\n' + read)) != first

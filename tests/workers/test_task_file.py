@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from autoprec.core.dtypes import Policy
 from autoprec.errors import TaskError, UsageError, UserCodeError
 from autoprec.workers.task_file import (
     check_task_path,
     load_task,
+    present_policy,
     raised_by_autoprec,
     user_frames,
 )
@@ -183,6 +185,7 @@ MISSPELT = {
     "small letters": ("batch_size = 64", "batch_size = 64 is not read; did you mean BATCH_SIZE"),
     "one letter less": ("CLIP_GRAD_NOR = 1.0", "did you mean CLIP_GRAD_NORM"),
     "imported": ("from settings import BATCHSIZE", "BATCHSIZE = 8 is not read"),
+    "a baseline": ("BASLINE = 'bf16'", "did you mean BASELINE"),
     "british": ("def build_optimiser(model): ...", "did you mean build_optimizer"),
     "a function": ("def evalute(model): ...", r"evalute\(\) is not read; did you mean evaluate"),
 }
@@ -209,6 +212,43 @@ OWN = {
 def test_names_of_the_tasks_own_are_left_alone(write, text: str) -> None:
     write("x = 1", "settings.py")
     load_task(write(GOOD + text))
+
+
+# What it trains in today -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("", None),
+        ('BASELINE = "mixed_bfloat16"', Policy.MIXED_BFLOAT16),
+        ('BASELINE: str = "fp16"', Policy.MIXED_FLOAT16),
+        ('BASELINE = "fp16"\nBASELINE = "float32"', Policy.FLOAT32),
+        ("BASELINE: str", None),
+    ],
+)
+def test_the_policy_of_the_present_training_is_read_from_the_text(
+    write, text: str, policy: Policy | None
+) -> None:
+    path = write(GOOD + text)
+    assert present_policy(path) is policy
+    load_task(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("BASELINE = 0.93", r"BASELINE = 0\.93 given; expected a policy's name as text"),
+        ("BASELINE = 'bf-16x'", r"a_task\.py: BASELINE: .*bf-16x.*rename it"),
+        ("BASELINE = 'bf' + '16'", "BASELINE = 'bf' \\+ '16' given; expected a policy's name"),
+        ("if True:\n    BASELINE = 'bf16'", "not assigned where the file shows it; expected"),
+        ("from settings import BASELINE", "not assigned where the file shows it; expected"),
+    ],
+)
+def test_a_present_policy_that_cannot_be_read_is_told(write, text: str, said: str) -> None:
+    write("BASELINE = 'bf16'", "settings.py")
+    with pytest.raises(TaskError, match=said):
+        load_task(write(GOOD + text))
 
 
 # Frames ------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from autoprec.backends.shared.held_iterators import go_through
 from autoprec.backends.shared.rng_streams import Generators, RandomStream
 from autoprec.errors import AutoprecError, DataError, TaskError
 
+_AUTOPREC_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+
 
 def draw_batches(
     task: Task,
@@ -105,6 +107,6 @@ def _described(error: Exception) -> str:
 def _defined_at(function: Any) -> str:
     """Say where a function is defined, for errors that are raised in nothing of the user's."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
+    if code is None or code.co_filename.startswith(_AUTOPREC_FOLDER):  # of what was captured
         return ""
     return f" (build_data is at line {code.co_firstlineno} of {os.path.basename(code.co_filename)})"

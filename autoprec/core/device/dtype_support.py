@@ -43,12 +43,12 @@ def probed_support(row: DTypeRow, observation: Observation, whole: bool) -> DTyp
             why = f"not every one has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     has = [name for name in row.requires if name in observation.features]
-    found = [name for name in has if name not in observation.unused]
-    if found[:1] != [row.requires[0]]:
+    usable = [name for name in has if name not in observation.unused]
+    if usable[:1] != [row.requires[0]]:
         fact = replace(fact, family_ratio=None)
-    if found:
+    if usable:
         return replace(
-            fact, evidence=Evidence.PROBED, reason=_join_reasons(f"has {found[0]}", row.reason)
+            fact, evidence=Evidence.PROBED, reason=_join_reasons(f"has {usable[0]}", row.reason)
         )
     if has:
         why = f"has {has[0]}, which a setting keeps libraries from using"

@@ -88,7 +88,7 @@ class DTypeRow:
     `requires` names features of which one must be present for the support to hold; without any the
     support is `otherwise`. Alignments are multiples, in elements, that matrix dimensions want: the
     least that runs on the fast path, and the best the vendor names. `measured_ratio` is how many
-    times as fast as float32's products were where autoprec measured such a device; it holds where
+    times as fast as float32's products were when autoprec measured such a device; it holds if
     the first feature of `requires`, if there are any, is used.
     """
 

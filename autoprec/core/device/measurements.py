@@ -56,20 +56,20 @@ class Measurements:
 
 
 def merge_repeated_products(measured: Measurements) -> Measurements:
-    """Keep the faster of two products of a dtype; where they differ much, mark all as disturbed.
+    """Keep the faster of two products of a dtype; if they differ much, mark all as disturbed.
 
     The slowest timing of both is kept with it.
     """
-    found: dict[DType, Product] = {}
+    kept: dict[DType, Product] = {}
     notes = list(measured.notes)
     for product in measured.products:
-        first = found.setdefault(product.dtype, product)
+        first = kept.setdefault(product.dtype, product)
         low, high = sorted((first.gflops or 0.0, product.gflops or 0.0))
         if first is product or not low:
             continue
         slowest = min(first.slowest_gflops or low, product.slowest_gflops or low)
         faster = product if product.gflops == high else first
-        found[product.dtype] = replace(faster, slowest_gflops=slowest)
+        kept[product.dtype] = replace(faster, slowest_gflops=slowest)
         if high > _DISTURBED_RATIO * low:
             notes.append(
                 f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "
@@ -78,7 +78,7 @@ def merge_repeated_products(measured: Measurements) -> Measurements:
             )
     return replace(
         measured,
-        products=tuple(found.values()),
+        products=tuple(kept.values()),
         notes=tuple(notes),
         disturbed=len(notes) > len(measured.notes),
     )

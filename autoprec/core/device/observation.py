@@ -48,7 +48,7 @@ class Observation:
     but not usable (AMX without tile permission), `unused` those that a setting makes libraries
     avoid. `partial_features`: the source does not list all, so a missing one proves nothing.
     `memory_bytes` is what may be used: the smaller of what is installed and what a limit leaves.
-    `core_quota` is CPU time per second where a limit is set. `uuid` selects the device for a worker
+    `core_quota` is CPU time per second if a limit is set. `uuid` selects the device for a worker
     process: a UUID, for ROCm and TPU the ordinal that the visibility variable wants, for an Intel
     GPU its PCI address ("0000:03:00.0", of a tile "0000:29:00.0/1"). It is not part of a
     fingerprint. `partition` names the part of a device that is divided (MIG, vGPU, AMD's compute

@@ -187,9 +187,9 @@ def _speeds(facts: DeviceFacts, policies: Sequence[Policy]) -> dict[Policy, floa
         [fact.measured_gflops for fact in known],
         [fact.peak_dense_tflops for fact in known],
     ):
-        found = {p: speed for p, speed in zip(policies, speeds, strict=True) if speed}
-        if len(found) == len(policies):
-            return found
+        known_speeds = {p: speed for p, speed in zip(policies, speeds, strict=True) if speed}
+        if len(known_speeds) == len(policies):
+            return known_speeds
     return {}
 
 

@@ -85,47 +85,38 @@ def find_bound(
     launching = min(1.0, launch_seconds / step_seconds)
     overhead = _overhead_share(samples, step_seconds, curve)
     update = min(1.0, update_seconds / step_seconds)
-    found = _Shares(share, memory, launching, update, overhead, *operator)
-    name, sentence = _limit(step_seconds, found, data_seconds)
+    shares = _Shares(share, memory, launching, update, overhead, *operator)
+    name, sentence = _limit(step_seconds, shares, data_seconds)
     return Bound(name, share, sentence, memory)
 
 
-def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[str, str]:
+def _limit(step_seconds: float, shares: _Shares, data_seconds: float) -> tuple[str, str]:
     """Return the limit's name, and a sentence with its numbers."""
-    shown = milliseconds(step_seconds)
+
+    def told(share: float | None) -> str:  # a peak was measured, too: a share may be more than 1
+        return milliseconds(min(1.0, share or 0.0) * step_seconds)
+
+    shown, loading = milliseconds(step_seconds), milliseconds(data_seconds)
     if data_seconds > step_seconds:
-        return (
-            "data pipeline",
-            f"the loader needs {milliseconds(data_seconds)} for a step of {shown}: training waits "
-            "for data",
-        )
-    arithmetic, memory = found.arithmetic or 0.0, found.memory or 0.0
-    computing = milliseconds(min(1.0, arithmetic) * step_seconds)  # the peak was measured, too
-    known = "" if found.arithmetic is None else computing
+        why = f"the loader needs {loading} for a step of {shown}: training waits for data"
+        return "data pipeline", why
+    arithmetic, memory = shares.arithmetic or 0.0, shares.memory or 0.0
     if max(arithmetic, memory) >= EXPLAINING_SHARE:
         if arithmetic >= min(1.0, memory):
-            return ARITHMETIC, f"{known} of arithmetic in a step of {shown}"
-        moving = milliseconds(min(1.0, memory) * step_seconds)
-        return MEMORY, f"{moving} of memory traffic in a step of {shown}"
-    if found.launching >= EXPLAINING_SHARE:
-        launching = milliseconds(found.launching * step_seconds)
-        return (
-            "launches",
-            f"launching its kernels one by one takes some {launching} of a step of {shown}",
-        )
-    if found.update >= EXPLAINING_SHARE:
-        updating = milliseconds(found.update * step_seconds)
-        return UPDATE, f"the optimizer's update takes {updating} of a step of {shown}"
-    if found.overhead is not None and found.overhead > EXPLAINING_SHARE:
-        what = f"{known} of arithmetic in " if known else ""
-        return "overhead", f"the step is overhead-bound: {what}{shown}"
-    why = unexplained(found.arithmetic, found.memory)
-    if found.operator and found.operator_share >= EXPLAINING_SHARE:
-        share = f"{found.operator_share:.0%}"
-        return (
-            f"the operator {found.operator}",
-            f"the step takes {shown}, {share} of it in one operator, {found.operator}; {why}",
-        )
+            return ARITHMETIC, f"{told(arithmetic)} of arithmetic in a step of {shown}"
+        return MEMORY, f"{told(memory)} of memory traffic in a step of {shown}"
+    if shares.launching >= EXPLAINING_SHARE:
+        some = f"some {told(shares.launching)} of a step of {shown}"
+        return "launches", f"launching its kernels one by one takes {some}"
+    if shares.update >= EXPLAINING_SHARE:
+        return UPDATE, f"the optimizer's update takes {told(shares.update)} of a step of {shown}"
+    if shares.overhead is not None and shares.overhead > EXPLAINING_SHARE:
+        known = "" if shares.arithmetic is None else f"{told(arithmetic)} of arithmetic in "
+        return "overhead", f"the step is overhead-bound: {known}{shown}"
+    why, operator = unexplained(shares.arithmetic, shares.memory), shares.operator
+    if operator and shares.operator_share >= EXPLAINING_SHARE:
+        most = f"{shares.operator_share:.0%} of it in one operator, {operator}"
+        return f"the operator {operator}", f"the step takes {shown}, {most}; {why}"
     return UNKNOWN, f"the step takes {shown}; {why}"
 
 
@@ -166,13 +157,10 @@ def _overhead_share(
     if len({b for b, _ in points}) < 2:
         return None
     # Relative least squares: small steps count as much as large ones.
-    weights = [1 / (t * t) for _, t in points]
-    total = sum(weights)
-    mean_b = sum(w * b for w, (b, _) in zip(weights, points, strict=True)) / total
-    mean_t = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (b - mean_b) ** 2 for w, (b, _) in zip(weights, points, strict=True))
-    slope = (
-        sum(w * (b - mean_b) * (t - mean_t) for w, (b, t) in zip(weights, points, strict=True))
-        / spread
-    )
+    weighed = [(1 / (t * t), b, t) for b, t in points]
+    total = sum(w for w, _, _ in weighed)
+    mean_b = sum(w * b for w, b, _ in weighed) / total
+    mean_t = sum(w * t for w, _, t in weighed) / total
+    spread = sum(w * (b - mean_b) ** 2 for w, b, _ in weighed)
+    slope = sum(w * (b - mean_b) * (t - mean_t) for w, b, t in weighed) / spread
     return min(1.0, max(0.0, 1 - max(slope, 0.0) * samples / seconds))

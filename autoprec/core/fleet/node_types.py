@@ -16,6 +16,9 @@ from autoprec.core.device.facts import DeviceFacts, Fingerprint
 from autoprec.core.profile import Profile
 from autoprec.core.profile_fit import memory_differs
 
+#: The most nodes that a sentence names.
+_LISTED = 3
+
 
 @dataclass(frozen=True)
 class NodeReport:
@@ -76,13 +79,13 @@ def group_nodes(reports: Iterable[NodeReport]) -> tuple[NodeType, ...]:
     """Return the types of the nodes without a problem, by name."""
     fit = [each for each in reports if not each.problem and each.facts is not None]
     groups: list[list[NodeReport]] = []
-    for report in sorted(fit, key=_memory_and_name):
-        for group in groups:
-            if is_same_type(_fingerprint(group[0]), _fingerprint(report)):
-                group.append(report)
-                break
-        else:
-            groups.append([report])
+    for report in sorted(fit, key=lambda each: (_fingerprint(each).memory_gib, each.name)):
+        own = _fingerprint(report)
+        alike = (group for group in groups if is_same_type(_fingerprint(group[0]), own))
+        group = next(alike, None)
+        if group is None:
+            groups.append(group := [])
+        group.append(report)
     names = _names([_fingerprint(group[0]) for group in groups])
     types = [_make_type(name, group) for name, group in zip(names, groups, strict=True)]
     return tuple(sorted(types, key=lambda each: each.name))
@@ -97,10 +100,6 @@ def is_same_type(one: Fingerprint, other: Fingerprint) -> bool:
 def _fingerprint(report: NodeReport) -> Fingerprint:
     assert report.facts is not None  # group_nodes leaves others out
     return report.facts.fingerprint
-
-
-def _memory_and_name(report: NodeReport) -> tuple[int, str]:
-    return _fingerprint(report).memory_gib, report.name
 
 
 def _make_type(name: str, group: Sequence[NodeReport]) -> NodeType:
@@ -120,24 +119,19 @@ def _installed(report: NodeReport) -> tuple[tuple[str, str], ...]:
 
 def _disagreements(nodes: Sequence[NodeReport]) -> tuple[str, ...]:
     """Say of everything installed that differs between nodes which have which."""
-    said = []
+    differing = []
     for name in dict.fromkeys(name for each in nodes for name, _ in _installed(each)):
-        where: dict[str, list[str]] = {}
+        by_version: dict[str, list[str]] = {}
         for each in nodes:
             version = dict(_installed(each)).get(name, "")
-            where.setdefault(version or "none", []).append(each.name)
-        if len(where) > 1:
-            parts = (f"{version} on {_listed(names)}" for version, names in where.items())
-            said.append(f"{name}: {'; '.join(parts)}")
-    return tuple(said)
-
-
-_MAX_LISTED = 3
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_LISTED
-    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+            by_version.setdefault(version or "none", []).append(each.name)
+        if len(by_version) > 1:
+            parts = []
+            for version, holders in by_version.items():
+                more = f" and {len(holders) - _LISTED} more" if len(holders) > _LISTED else ""
+                parts.append(f"{version} on {', '.join(holders[:_LISTED])}{more}")
+            differing.append(f"{name}: {'; '.join(parts)}")
+    return tuple(differing)
 
 
 # Names, which are also those of the files ------------------------------------------------------

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.profile import Profile
@@ -72,35 +73,22 @@ def fleet_status(
 
     `prices` maps names to costs per hour. A name is matched against the words of a device's name
     and family: "a100" is the price of "NVIDIA A100-SXM4-40GB". Raises `UsageError` for a name that
-    matches nothing, and where two names match a device equally well.
+    matches nothing, and if two names match a device equally well.
     """
     _check_prices(profiles, prices)
     versions = {file: _versions(each) for file, each in profiles.items()}
     newest = _newest_by_task(profiles.values())
     types = []
     for file, profile in profiles.items():
-        made = profile.device.fingerprint
+        made, software = profile.device.fingerprint, versions[file]
         rate = None if made.rehearsal else profile.evidence.chosen.samples_per_second
         price = _price_of(made, prices)
         bought = rate * _SECONDS_PER_HOUR / price if rate and price else None
         age = _age_days(profile.created, now)
-        types.append(
-            TypeStatus(
-                file=file,
-                fingerprint=made,
-                recipe=profile.recipe,
-                created=profile.created,
-                age_days=age,
-                software=versions[file],
-                samples_per_second=rate,
-                price_per_hour=price,
-                samples_per_price=bought,
-                verify=(
-                    *_reasons_of_its_own(profile, age, newest),
-                    *_older_software(versions[file], versions.values(), here),
-                ),
-            )
-        )
+        reasons = _reasons_of_its_own(profile, age, newest)
+        reasons += _older_software(software, versions.values(), here)
+        known = (file, made, profile.recipe, profile.created, age, software)
+        types.append(TypeStatus(*known, rate, price, bought, tuple(reasons)))
     return FleetStatus(tuple(types), _drift(versions, here))
 
 
@@ -124,10 +112,8 @@ def _age_days(created: str, now: datetime) -> float | None:
 def _newest_by_task(profiles: Iterable[Profile]) -> dict[str, Profile]:
     """Return the newest profile of each task file."""
     newest: dict[str, Profile] = {}
-    for each in profiles:
-        known = newest.get(each.task.file)
-        if known is None or known.created < each.created:
-            newest[each.task.file] = each
+    for each in sorted(profiles, key=attrgetter("created"), reverse=True):
+        newest.setdefault(each.task.file, each)
     return newest
 
 
@@ -155,11 +141,9 @@ def _older_software(
     own: Mapping[str, str], all_versions: Iterable[Mapping[str, str]], here: Mapping[str, str]
 ) -> list[str]:
     """List what is newer in another profile, or different here."""
-    reasons = []
-    known = list(all_versions)
+    reasons, known = [], list(all_versions)
     for name, version in own.items():
-        others = [each[name] for each in known if name in each]
-        latest = max(others, key=_version_key)
+        latest = max((each[name] for each in known if name in each), key=_version_key)
         if _version_key(latest) > _version_key(version):
             reasons.append(f"made with {name} {version}, another profile with {latest}")
         elif name in here and minor_version(here[name]) != minor_version(version):
@@ -210,27 +194,20 @@ def _check_prices(profiles: Mapping[str, Profile], prices: Mapping[str, float]) 
         if not (math.isfinite(cost) and cost > 0):
             raise UsageError(f"price {name}={cost:g} given, expected a cost per hour above 0")
         if not any(_matches(name, each) for each in known):
-            names = ", ".join(
-                dict.fromkeys(
-                    f"{each.family} ({each.name})" if each.name else each.family for each in known
-                )
-            )
+            names = [f"{each.family} ({each.name})" if each.name else each.family for each in known]
             raise UsageError(
                 f"price {name}={cost:g} given, but no profile is of such a device; expected "
-                f"words of one of: {names}"
+                f"words of one of: {', '.join(dict.fromkeys(names))}"
             )
 
 
 def _price_of(made: Fingerprint, prices: Mapping[str, float]) -> float | None:
     """Return a device's cost per hour: that of the name with the most words that match."""
-    found = sorted(
-        ((len(_words(name)), name) for name in prices if _matches(name, made)), reverse=True
-    )
-    if not found:
-        return None
-    if len(found) > 1 and found[0][0] == found[1][0]:
+    words = {name: len(_words(name)) for name in prices if _matches(name, made)}
+    best, *others = sorted(words, key=lambda name: (words[name], name), reverse=True) or [""]
+    if others and words[best] == words[others[0]]:
         raise UsageError(
-            f"two prices for {made.name or made.family}: {found[0][1]} and {found[1][1]}; give "
-            "one, or name the device with more words"
+            f"two prices for {made.name or made.family}: {best} and {others[0]}; give one, or name "
+            "the device with more words"
         )
-    return prices[found[0][1]]
+    return prices.get(best)

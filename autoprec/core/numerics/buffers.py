@@ -17,14 +17,11 @@ from dataclasses import dataclass
 
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, NOISE_ROUNDOFF
-from autoprec.core.numerics.tolerance import (
-    Tolerance,
-    or_infinity,
-)
+from autoprec.core.numerics.tolerance import Tolerance, or_infinity
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 
 DECIDING_CHECKPOINTS = 2
-"""A buffer is wrong where so many of the last checkpoints say so: one sample that changes sides
+"""A buffer is wrong if so many of the last checkpoints say so: one sample that changes sides
 moves a sum once, and a sum kept in 16 bits loses its addends only once it is large."""
 
 NAMED = 4
@@ -50,7 +47,7 @@ class BufferCheck:
         return not self.problem
 
     def describe(self) -> str:
-        """Say what is to be known of buffers that passed; empty where there is nothing."""
+        """Say what is to be known of buffers that passed; empty if there is nothing."""
         parts = []
         if self.differing:
             parts.append(
@@ -100,9 +97,9 @@ def check_buffers(
             moved = tolerance.buffer_null * _moved(each.name, point.step, noise)
             allowed = max(tolerance.buffer, finer * moved)
             shares.setdefault(each.name, []).append(or_infinity(each.error) / allowed)
-    wrong = [name for name, found in shares.items() if min(found) > 1.0]
+    wrong = [name for name, excess in shares.items() if min(excess) > 1.0]
     if not wrong:
-        differing = tuple(name for name, found in shares.items() if max(found) > 1.0)
+        differing = tuple(name for name, excess in shares.items() if max(excess) > 1.0)
         rounded = [each.name for point in compared for each in point.buffers if each.rounded]
         return BufferCheck(differing=differing, rounded=tuple(dict.fromkeys(rounded)))
     errors = {each.name: or_infinity(each.error) for point in compared for each in point.buffers}

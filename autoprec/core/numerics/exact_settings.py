@@ -7,8 +7,9 @@ own rounding. What is further away is another computation, and trains something 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from autoprec.core.number_words import percent
@@ -97,7 +98,7 @@ def judge_settings(
     """Judge what was found with these settings; `guilty` is the one that differs alone.
 
     "equal" means here that the first weights were compared at some batches, and followed for the
-    few updates that the reason names: where the arithmetic is the same, no training says more.
+    few updates that the reason names: if the arithmetic is the same, no training says more.
     """
     blamed = [guilty] if guilty is not None else list(settings)
     names = " and ".join(each.name for each in blamed)
@@ -175,48 +176,35 @@ def _differences(found: SettingsComparison) -> list[_Difference]:
     if not known:
         return []
     scale = SMALLEST_LOSS_SHARE * abs(known[0].reference or 0.0)
-    differences = [
-        _Difference(
-            "its outputs",
-            _largest(each.outputs_error for each in known),
-            _largest(each.outputs_error for each in found.noise),
-            "are off by {} of how they vary over the batch",
-        ),
-        _Difference(
-            "its loss",
-            max(_loss_error(each, scale) for each in known),
-            max((_loss_error(each, scale) for each in found.noise), default=0.0),
-            "is {} off",
-        ),
-        _Difference(
-            "its gradient",
-            _largest(each.gradient_error for each in known),
-            _largest(each.gradient_error for each in found.noise),
-            "is {} off",
-        ),
-        _Difference(
-            "its evaluation",
-            _largest(each.evaluation_error for each in known),
-            _largest(each.evaluation_error for each in found.noise),
-            "is {} off",
-        ),
-        *_buffer_differences(known, found.noise),
-        _Difference(
-            "the metric of evaluate()",
-            or_infinity(found.metric_error),
-            _largest(found.metric_noise),
-            "is {} off",
-            ALLOWED_OF_METRIC,
-        ),
-    ]
-    if found.updates:
-        after = _Difference(
-            f"its weights after {found.updates} updates",
-            or_infinity(found.weights_error),
-            _largest(found.weights_noise),
-            "moved {} otherwise",
+
+    def largest(
+        what: str, said: str, error: Callable[[SettingsPoint], float | None]
+    ) -> _Difference:
+        return _Difference(
+            what, _largest(map(error, known)), _largest(map(error, found.noise)), said
         )
-        differences.append(after)
+
+    differences = [
+        largest(
+            "its outputs",
+            "are off by {} of how they vary over the batch",
+            attrgetter("outputs_error"),
+        ),
+        largest(
+            "its loss", "is {} off", lambda p: relative_deviation(p.loss, p.reference or 0.0, scale)
+        ),
+        largest("its gradient", "is {} off", attrgetter("gradient_error")),
+        largest("its evaluation", "is {} off", attrgetter("evaluation_error")),
+        *_buffer_differences(known, found.noise),
+    ]
+    metric = or_infinity(found.metric_error), _largest(found.metric_noise)
+    differences.append(
+        _Difference("the metric of evaluate()", *metric, "is {} off", ALLOWED_OF_METRIC)
+    )
+    if found.updates:
+        weights = or_infinity(found.weights_error), _largest(found.weights_noise)
+        after = f"its weights after {found.updates} updates"
+        differences.append(_Difference(after, *weights, "moved {} otherwise"))
     return differences
 
 
@@ -237,10 +225,6 @@ def _buffer_errors(points: Sequence[SettingsPoint]) -> dict[str, float]:
     for each in (buffer for point in points for buffer in point.buffers):
         errors[each.name] = max(errors.get(each.name, 0.0), or_infinity(each.error))
     return errors
-
-
-def _loss_error(point: SettingsPoint, scale: float) -> float:
-    return relative_deviation(point.loss, point.reference or 0.0, scale)
 
 
 def _largest(errors: Iterable[float | None]) -> float:

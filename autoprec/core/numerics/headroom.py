@@ -23,10 +23,10 @@ _OVERFLOW_EXPONENT = DType.FLOAT16.limits.max_exponent + 1
 def check_headroom(points: Sequence[StepComparison], later: Sequence[StepComparison] = ()) -> Check:
     """Check that float16 numbers of the forward pass stay within float16's range.
 
-    An overflow is to be expected, although the loss may not show it yet, where their largest
+    An overflow is to be expected, although the loss may not show it yet, if their largest
     magnitude has overflowed since the start, grows towards the limit, or is near it and varies much
     between batches. What is infinite from the start, as masks are, is left to the other tests.
-    Where there are `later` points, growth is judged from the last of `points` on.
+    If there are `later` points, growth is judged from the last of `points` on.
     """
     magnitudes = [
         (p.step, _largest_magnitude(p)) for p in (*points, *later) if _largest_magnitude(p) > 0
@@ -54,7 +54,7 @@ def needs_later_checkpoints(points: Sequence[StepComparison]) -> bool:
 
 
 def _overflow_problem(magnitudes: Sequence[tuple[int, float]]) -> str:
-    """Say what is wrong where a later magnitude is infinite and the first is not; else nothing."""
+    """Say what is wrong if a later magnitude is infinite and the first is not; else nothing."""
     first, *later = magnitudes
     beyond = [step for step, magnitude in later if math.isinf(magnitude)]
     if math.isinf(first[1]) or not beyond:

@@ -3,7 +3,7 @@
 A unit is the own code of one module. Modules without matrix products cost next to nothing in
 float32, so they are tried first, all together; if that makes the policy train like float32,
 bisection finds which of them are needed. Matrix products are added only if they must be. All units
-in float32 is float32, so where even that fails, no island can help. Nothing here trains:
+in float32 is float32, so if even that fails, no island can help. Nothing here trains:
 `next_islands` is given the outcome of every set it proposed, and proposes the next.
 """
 
@@ -27,7 +27,7 @@ class IslandsEvidence:
     """How a profile's float32 modules were found, in how many trials, and what they cost.
 
     `share_of_products_in_float32` is theirs of the model's matrix products, `speed_kept` the speed
-    with them over that of the policy without; 1 where it does not run without.
+    with them over that of the policy without; 1 if it does not run without.
     """
 
     reason: str
@@ -87,7 +87,7 @@ def next_islands(
 def needed_islands(
     units: Sequence[Unit], passes: Callable[[tuple[str, ...]], bool]
 ) -> tuple[str, ...]:
-    """Search at once: `passes` says whether a set of islands does; empty where none helps."""
+    """Search at once: `passes` says whether a set of islands does; empty if none helps."""
     history: list[IslandTrial] = []
     while True:
         proposed = next_islands(units, history)
@@ -181,14 +181,14 @@ def resolve_patterns(patterns: Sequence[str], units: Sequence[Unit]) -> tuple[st
 def _resolve(pattern: str, paths: Sequence[str]) -> str:
     if pattern in paths:
         return pattern
-    found = [path for path in paths if fnmatch.fnmatchcase(path, pattern)]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matching = [path for path in paths if fnmatch.fnmatchcase(path, pattern)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        shown = f"{', '.join(matching[:4])}{', ...' if len(matching) > 4 else ''}"
         raise UsageError(
-            f"float32_modules {pattern!r} matches {len(found)} modules "
-            f"({', '.join(found[:4])}{', ...' if len(found) > 4 else ''}), expected exactly one; "
-            "give the exact path, or name each"
+            f"float32_modules {pattern!r} matches {len(matching)} modules ({shown}), expected "
+            "exactly one; give the exact path, or name each"
         )
     close = difflib.get_close_matches(pattern, paths, n=3)
     hint = f" Did you mean {', '.join(close)}?" if close else ""

@@ -66,8 +66,8 @@ SKIPPED_STEPS_SHARE = 0.02
 def check_long_runs(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     """Check where long runs end: the mean loss of their last fifth against float32's.
 
-    It fails where the seeds agree that it is further away than `LONG_RUN_FACTOR` times
-    `tolerance.trajectory`, and than `NOISE_FACTOR` times what noise does. Where a loss has not yet
+    It fails if the seeds agree that it is further away than `LONG_RUN_FACTOR` times
+    `tolerance.trajectory`, and than `NOISE_FACTOR` times what noise does. If a loss has not yet
     become small, neither seeds that differ nor noise excuse one above `CERTAIN_DEVIATION`.
     """
     if not runs or not all(run.reference.finite for run in runs):
@@ -133,7 +133,7 @@ def needs_more_steps(runs: Sequence[SeedRun], tolerance: Tolerance) -> bool:
 def deviation_grows(points: Sequence[StepComparison], tolerance: Tolerance) -> bool:
     """Return whether the loss at the same weights moves away from float32's between checkpoints.
 
-    It does where the last deviation is larger than the one before and at least `FOLLOW_UP_SHARE` of
+    It does if the last deviation is larger than the one before and at least `FOLLOW_UP_SHARE` of
     what is allowed. Then further steps are worth running even if float32's loss has stopped
     falling.
     """
@@ -229,16 +229,13 @@ def _excess(point: StepComparison, floor: float) -> _Excess:
 
 
 def check_error_floor(
-    points: Sequence[StepComparison],
-    noise: Sequence[NoisyStep],
-    run: SeedRun,
-    tolerance: Tolerance,
+    points: Sequence[StepComparison], noise: Sequence[NoisyStep], run: SeedRun, tolerance: Tolerance
 ) -> Check:
     """Check that the rounding error shrinks with the loss.
 
     At the same weights, an excess over float32's loss that is no smaller at the last checkpoints
-    than before is an error floor: its share grows as the loss falls. Where it is a mean over
-    batches, up to `STANDARD_ERRORS` standard errors are attributed to chance. Where the float32
+    than before is an error floor: its share grows as the loss falls. If it is a mean over
+    batches, up to `STANDARD_ERRORS` standard errors are attributed to chance. If the float32
     loss was still falling when the proof's steps ended, it is extrapolated to
     `EXTRAPOLATION_FACTOR` times the steps; by then the floor must not exceed what a long run may
     deviate. Training must confirm it: an error made anew in every step also shows in the loss of

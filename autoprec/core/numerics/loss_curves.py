@@ -32,7 +32,7 @@ LATE_NOISE_FACTOR = 3.0
 half."""
 
 SEED_SPREAD_SHARE = 0.5
-"""Where float32's own seeds end this far apart, relative to their mean, a loss curve cannot show a
+"""If float32's own seeds end this far apart, relative to their mean, a loss curve cannot show a
 smaller difference."""
 
 
@@ -73,11 +73,11 @@ def check_stability(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
 def check_trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     """Check that training from the same start stays with float32.
 
-    It fails where the mean loss of the last fifth deviates by more than `tolerance.trajectory` and
+    It fails if the mean loss of the last fifth deviates by more than `tolerance.trajectory` and
     the root mean square deviation of the whole run is more than `tolerance.trajectory_null` times
-    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss); or where the last
+    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss); or if the last
     fifth is more than `LATE_NOISE_FACTOR` times as far away as noise drives the steps of the second
-    half: noise that training averages out does not excuse a deviation that stays. Where float32's
+    half: noise that training averages out does not excuse a deviation that stays. If float32's
     own seeds end `SEED_SPREAD_SHARE` apart or more, it must be further away than they are.
     """
     judged = [pair for pair in (_aligned(run) for run in runs) if pair is not None]
@@ -191,7 +191,7 @@ def _second_half_deviation(pair: _AlignedLosses) -> float:
 
 
 def _second_half_noise(pairs: Sequence[_AlignedLosses]) -> float:
-    """Return how far noise drives single steps of the second half; infinity where not run."""
+    """Return how far noise drives single steps of the second half; infinity if not run."""
     noisy = [replace(pair, candidate=pair.noisy) for pair in pairs if pair.noisy]
     return root_mean_square(_second_half_deviation(pair) for pair in noisy) if noisy else math.inf
 
@@ -212,3 +212,58 @@ def _first_divergent_step(
             if distance > tolerance.trajectory_null * (null + tolerance.trajectory_slack):
                 return step
     return 0
+
+
+# Curves to look at: few enough points for a file and a picture ---------------------------------
+
+#: Points of a sampled curve, as far as a run has so many steps.
+POINTS = 40
+
+Losses = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class LossCurves:
+    """Loss curves of one seed, each point the mean loss of a stretch of steps (None: not finite).
+
+    `steps` are the last steps of the stretches, counted from 0. `noise` is float32 with a little
+    noise on its initial weights, and as short as that run was; empty if none was needed.
+    """
+
+    steps: tuple[int, ...]
+    float32: Losses
+    candidate: Losses
+    noise: Losses = ()
+
+
+def sample_curves(runs: Sequence[SeedRun]) -> LossCurves | None:
+    """Return the curves of the longest run; None if nothing was trained."""
+    longest = max(runs, key=lambda run: len(run.candidate.losses), default=None)
+    if longest is None or not longest.candidate.losses:
+        return None
+    count = min(len(longest.reference.losses), len(longest.candidate.losses))
+    ends = [round((index + 1) * count / min(POINTS, count)) for index in range(min(POINTS, count))]
+    noisy = next((run.noisy for run in runs if run.noisy is not None), None)
+    return LossCurves(
+        steps=tuple(end - 1 for end in ends),
+        float32=_means(longest.reference, ends),
+        candidate=_means(longest.candidate, ends),
+        noise=() if noisy is None else _means(noisy, ends),
+    )
+
+
+def _means(run: Trajectory, ends: Sequence[int]) -> Losses:
+    """Return the mean loss up to each of the `ends`, as far as the run goes."""
+    means: list[float | None] = []
+    begin = 0
+    for end in ends:
+        if end > len(run.losses):
+            break
+        losses = run.losses[begin:end]
+        begin = end
+        if any(loss is None or not math.isfinite(loss) for loss in losses):
+            means.append(None)
+        else:
+            mean = math.fsum(loss for loss in losses if loss is not None) / len(losses)
+            means.append(float(f"{mean:.5g}"))
+    return tuple(means)

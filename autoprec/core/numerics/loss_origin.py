@@ -24,7 +24,7 @@ def loss_origin(losses: Iterable[float | None]) -> float:
 
     `losses` are float32's, step by step. The smallest of them lies no higher above the origin than
     they vary, and no lower than `SMALLEST_HEIGHT_SHARE` of what it is. A loss that is never
-    negative keeps its zero where that is nearer; one that becomes negative has no zero of its own.
+    negative keeps its zero if that is nearer; one that becomes negative has no zero of its own.
     """
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if not known or min(known) == max(known):

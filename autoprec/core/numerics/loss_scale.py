@@ -38,7 +38,7 @@ fault."""
 MIN_EXPONENT, DEFAULT_EXPONENT, MAX_EXPONENT = (
     round(math.log2(scale)) for scale in (SMALLEST_SCALE, DEFAULT_SCALE, LARGEST_SCALE)
 )
-"""Exponents that a scale may have; the default is used where nothing was measured."""
+"""Exponents that a scale may have; the default is used if nothing was measured."""
 
 #: An exponent of two that a profile may hold: float64's lie well inside.
 _MOST_EXPONENT = 2000
@@ -55,7 +55,7 @@ class ScaleEvidence:
     the share of the gradient, weighted by each tensor's norm, that float16 loses at `exponent`.
     `overflow_exponent` is the scale at which a training that doubles it every step first skipped
     one (None: it never did), and `skips_per_overflow` how many steps in a row that cost. `note`
-    says why nothing could be measured, empty where it could.
+    says why nothing could be measured, empty if it could.
     """
 
     exponent: int = bounded(low=MIN_EXPONENT, high=MAX_EXPONENT)
@@ -129,7 +129,7 @@ def longest_streak(steps: Sequence[int]) -> int:
 
 
 def growth_interval(skips_per_overflow: int) -> int:
-    """Return the usual interval, or a longer one where an overflow costs over two steps."""
+    """Return the usual interval, or a longer one if an overflow costs over two steps."""
     return max(GROWTH_INTERVAL, _STEPS_PER_SKIP * skips_per_overflow)
 
 
@@ -148,7 +148,7 @@ NEGLIGIBLE_UNDERFLOW_SHARE = 1e-3
 
 
 def next_exponent(start: int, tried: Mapping[int, tuple[float, float]]) -> int | None:
-    """Return the exponent to try next, or None where no further trial is worth it.
+    """Return the exponent to try next, or None if no further trial is worth it.
 
     `tried` holds for every exponent the share of steps that were skipped and the share of the
     gradient that was lost. Skipped steps mean that the scale is too large, lost gradient that it

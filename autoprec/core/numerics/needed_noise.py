@@ -1,7 +1,7 @@
 """Says where noise is to be measured: only where a test fails without it.
 
 Noise excuses a deviation and never adds one: what passes every test without it passes with it. So
-float32 with noisy weights need not run for most candidates. Where noise destroys float32's own
+float32 with noisy weights need not run for most candidates. If noise destroys float32's own
 gradients it excuses nothing, and noisy trainings are not needed either.
 """
 

@@ -36,10 +36,17 @@ class NoiseScale:
     first_step: int = bounded(default=0, low=0, high=2**31)
     last_step: int = bounded(default=0, low=0, high=2**31)
 
+    def samples_factor(self, batch: int) -> float:
+        """Return how many times the samples of a tiny batch this one needs for the same loss.
+
+        Where even a tiny batch has next to no noise, that is in proportion to the batch.
+        """
+        return 1.0 if self.at is None else 1.0 + batch / max(self.at, 1e-9)
+
     def samples_needed(self, batch: int, instead_of: int) -> float | None:
         """Return how many times the samples a batch needs at most, for the loss of another.
 
-        That is by the least of the range; None where it is not known.
+        That is by the least of the range; None if it is not known.
         """
         if self.low is None:
             return 1.0
@@ -49,8 +56,8 @@ class NoiseScale:
 def noise_share(error: float | None, error_of_other: float | None) -> float | None:
     """Return which share of a gradient's mean square is noise, from two at the same weights.
 
-    Each error is the norm of the gradients' difference over that of one of them. None where it is
-    not finite, or where both gradients are the same.
+    Each error is the norm of the gradients' difference over that of one of them. None if it is
+    not finite, or if both gradients are the same.
     """
     if not error or not error_of_other:
         return None
@@ -60,14 +67,15 @@ def noise_share(error: float | None, error_of_other: float | None) -> float | No
 def noise_scale(shares: Sequence[tuple[int, float | None]], batch: int) -> NoiseScale | None:
     """Return the scale from the shares of noise at several steps, each of gradients of `batch`.
 
-    None where fewer than two are known.
+    None if fewer than two are known.
     """
     known = [(step, share) for step, share in shares if share is not None]
     if len(known) < 2:
         return None
-    found = [share for _, share in known]
+    known_shares = [share for _, share in known]
     at, low, high = (
-        _samples(share, batch) for share in (sum(found) / len(found), min(found), max(found))
+        _samples(share, batch)
+        for share in (sum(known_shares) / len(known), min(known_shares), max(known_shares))
     )
     steps = [step for step, _ in known]
     return NoiseScale(at, low, high, batch, min(steps), max(steps))

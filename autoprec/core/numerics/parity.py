@@ -17,7 +17,6 @@ from typing import Literal
 
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.buffers import BufferCheck, check_buffers
-from autoprec.core.numerics.evaluation import check_evaluation
 from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
     check_error_floor,
@@ -36,14 +35,16 @@ from autoprec.core.numerics.loss_curves import (
 from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
+    check_evaluation,
     check_single_steps,
     is_noise_sensitive,
 )
 from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, above
-from autoprec.core.numerics.verdict import ProofEvidence, Verdict
-from autoprec.core.numerics.verdict_reasons import (
+from autoprec.core.numerics.verdict import (
     NOTHING_LEARNED,
+    ProofEvidence,
+    Verdict,
     describe_end,
     describe_single_steps,
     describe_success,
@@ -52,7 +53,7 @@ from autoprec.core.numerics.verdict_reasons import (
 STEPS_SETTING = "steps (proof_steps)"
 
 LONG_STEPS = 60
-"""Steps of the run that decides where losses at the same weights deviate in both directions."""
+"""Steps of the run that decides when losses at the same weights deviate in both directions."""
 
 AT_THE_SAME_WEIGHTS = "loss and gradient at the same weights"
 """What the single-step test compares, in words for people."""
@@ -163,7 +164,7 @@ def _judge_first_steps(
     checks: _Checks,
     tolerance: Tolerance,
 ) -> Verdict | None:
-    """Judge the first steps; None where they have passed."""
+    """Judge the first steps; None if they have passed."""
     single, curves = checks.single, checks.curves
     steps = max((len(run.candidate.losses) for run in runs), default=0)
     uncalibrated = single.undecided in DECIDED_BY_LONG_RUN and not any(run.noisy for run in runs)
@@ -195,7 +196,7 @@ def _judge_first_steps(
 def _judge_long_runs(
     numbers: Verdict, evidence: ProofEvidence, checks: _Checks, tolerance: Tolerance
 ) -> Verdict:
-    """Judge what happened after the first steps, where these have passed."""
+    """Judge what happened after the first steps, if these have passed."""
     for check in (check_long_run_stability(evidence.candidate_run, tolerance), checks.long):
         if not check.passed:
             return _because(numbers, "rejected", check)
@@ -216,7 +217,7 @@ def _because(numbers: Verdict, verdict: Literal["rejected", "drift"], check: Che
 
 
 def _of_what(numbers: Verdict) -> str:
-    """Say what shares of a loss are of; empty where that is the loss as the task gives it."""
+    """Say what shares of a loss are of; empty if that is the loss as the task gives it."""
     if numbers.loss_origin == 0.0:
         return ""
     return f"; shares are of the loss above {numbers.loss_origin:.3g}"
@@ -235,7 +236,7 @@ def check_all_buffers(evidence: ProofEvidence, tolerance: Tolerance) -> BufferCh
 
 
 def check_all_evaluations(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
-    """Check what the model gives in evaluation, at all checkpoints where it was looked at."""
+    """Check what the model gives in evaluation, at all checkpoints that have it."""
     points, noise = _all_checkpoints(evidence)
     return check_evaluation(points, noise, tolerance, evidence.roundoff)
 
@@ -246,9 +247,9 @@ def check_calibrated(
     tolerance: Tolerance,
     roundoff: float,
 ) -> Check:
-    """Check single steps, allowing for noise only where float32 itself tolerates it.
+    """Check single steps, allowing for noise only if float32 itself tolerates it.
 
-    Where it does not, noise cannot clear what is near the limit either, but a long run can.
+    If it does not, noise cannot clear what is near the limit either, but a long run can.
     """
     if not is_noise_sensitive(noise, tolerance):
         return check_single_steps(points, noise, tolerance, roundoff)
@@ -264,7 +265,7 @@ def check_calibrated(
 def needs_longest_run(evidence: ProofEvidence, tolerance: Tolerance) -> bool:
     """Return whether what passed at the same weights needs the longest run that a proof may take.
 
-    It does where training had to decide what the single-step test left undecided, where the
+    It does if training had to decide what the single-step test left undecided, if the
     loss moves away from float32's between checkpoints (`deviation_grows`), and in a coarse format.
     """
     if evidence.coarse:
@@ -294,7 +295,7 @@ def training_clears(
 ) -> bool:
     """Return whether the trajectories clear what the single-step test left undecided.
 
-    Where gradients are right, trainings that stay together step by step (`CLOSE_DEVIATION`) clear
+    If gradients are right, trainings that stay together step by step (`CLOSE_DEVIATION`) clear
     what is near the limit. Losses that deviate in both directions must stay together over
     `LONG_STEPS`; a broken precision that shows in nothing else leaves float32 by then. Otherwise,
     what is near the limit must train as close to float32 as noise of the format's own size does.
@@ -367,7 +368,7 @@ def _all_checkpoints(
 
 
 def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> Verdict:
-    """Judge what can be judged where the machine stalled: nothing of training."""
+    """Judge what can be judged if the machine stalled: nothing of training."""
     if evidence.comparisons and single.passed:
         return _judge_untrained(numbers, evidence)
     missing = "; ".join(evidence.not_covered)
@@ -376,7 +377,7 @@ def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> 
 
 
 def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
-    """Say that single steps are equal, where there are any, and that nothing was trained."""
+    """Say that single steps are equal, if there are any, and that nothing was trained."""
     if not evidence.comparisons:
         reason = f"nothing could be compared with float32; give the proof more {STEPS_SETTING}"
         return replace(numbers, verdict="unproven", reason=reason)

@@ -16,7 +16,7 @@ PROOF_LENGTHS = (8, 30, 120, 480)
 """The most steps of a proof; so far apart that the noise of a timing seldom matters."""
 
 SHORT_STEPS = 30
-"""A proof takes at least this many steps where it can: its tests of first steps are made for
+"""A proof takes at least this many steps if it can: its tests of first steps are made for
 them."""
 
 FIRST_STEPS = 2 * SHORT_STEPS
@@ -41,7 +41,7 @@ SHORT_PROOF_FACTOR = 3.0
 """How many times that duration `SHORT_STEPS` steps may take: fewer show little."""
 
 CHECK_STEP_SECONDS = 0.05
-"""A proof trains at a smaller batch where a float32 step of the recipe's own takes twice as long:
+"""A proof trains at a smaller batch if a float32 step of the recipe's own takes twice as long:
 a large batch would leave time for few steps."""
 
 SMALLEST_CHECK_BATCH = 8
@@ -75,8 +75,8 @@ def affordable_steps(
 ) -> int:
     """Return the most steps whose proof takes no longer than `seconds`.
 
-    It is below `SHORT_STEPS` only where those would take `SHORT_PROOF_FACTOR` times as long.
-    `single_seconds` is the duration of a step at the same weights, where that has another batch.
+    It is below `SHORT_STEPS` only if those would take `SHORT_PROOF_FACTOR` times as long.
+    `single_seconds` is the duration of a step at the same weights, if that has another batch.
     """
     single = step_seconds if single_seconds is None else single_seconds
 
@@ -88,17 +88,12 @@ def affordable_steps(
     return max([*affordable, *short], default=PROOF_LENGTHS[0])
 
 
-def cost_in_steps(steps: int) -> int:
-    """Return the most that a proof of `steps` steps costs, in float32 steps.
+def _training_cost(steps: int) -> int:
+    """Return the most steps of a proof on the batches that it trains on.
 
     Beyond `FIRST_STEPS` both runs, and the comparisons at their checkpoints, begin once more. A
     forward pass alone counts as a third of a step.
     """
-    return _training_cost(steps) + _single_steps(steps)
-
-
-def _training_cost(steps: int) -> int:
-    """Return the steps of a proof on the batches that it trains on, at most."""
     again = 2 * FIRST_STEPS if steps > FIRST_STEPS else 0
     averaged = sum(2 * averaged_batches(each) // 3 for each in checkpoint_steps(steps))
     return 2 * steps + again + averaged + _SHORT_RUNS * min(steps, SHORT_STEPS)
@@ -136,7 +131,7 @@ def has_ended(losses: Sequence[float | None], steps: int) -> bool:
     """Return whether a float32 run that may take `steps` is over.
 
     It ends at a stopping point from which its loss no longer falls by `FALLING_LOSS_SHARE` when the
-    steps double, and where a loss is not finite.
+    steps double, and if a loss is not finite.
     """
     made = len(losses)
     if made >= steps or any(loss is None or not math.isfinite(loss) for loss in losses):
@@ -145,7 +140,7 @@ def has_ended(losses: Sequence[float | None], steps: int) -> bool:
 
 
 def stopping_step(losses: Sequence[float | None], steps: int) -> int:
-    """Return the step at which a run that may take `steps` ends; its length where it goes on."""
+    """Return the step at which a run that may take `steps` ends; its length if it goes on."""
     ending = (
         made
         for made in stopping_points(steps)

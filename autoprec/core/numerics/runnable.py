@@ -2,7 +2,7 @@
 
 Code that mixes dtypes by hand raises under a 16-bit policy: a 16-bit result written into a float32
 tensor, a kernel that does not exist. The exception tells whose code was running, so that module is
-kept in float32 first, then the next one that raises. Where nothing tells (a backward pass), modules
+kept in float32 first, then the next one that raises. If nothing tells (a backward pass), modules
 are tried by cost, as for numerics. Nothing here runs a model: `next_attempt` is given the outcome
 of every set it proposed, and proposes the next, beginning with none.
 """
@@ -26,7 +26,7 @@ MAX_SUSPECTS = 12
 class RunAttempt:
     """A set of modules kept in float32, whether a step ran with it, and else where it raised.
 
-    `raised_in` are the paths of the modules whose code was running, innermost first; empty where
+    `raised_in` are the paths of the modules whose code was running, innermost first; empty if
     the exception does not tell.
     """
 
@@ -93,7 +93,7 @@ def _suspects(
 ) -> tuple[str, ...]:
     """Return what to keep in float32 besides `groups`: the innermost module that raised.
 
-    Where another module of its class raised before, all that have no matrix products go with it:
+    If another module of its class raised before, all that have no matrix products go with it:
     what one layer of a stack does, the others do, too.
     """
     known = {unit.path: unit for unit in units if unit.own_code}

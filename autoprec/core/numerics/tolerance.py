@@ -22,8 +22,8 @@ class Tolerance:
     """How far a precision may be from float32 before it is said to differ.
 
     `loss`, `gradient`, `trajectory`, `metric` and `buffer` are relative deviations that are always
-    allowed;
-    the `_null` factors allow as many times what noise of half a bfloat16 digit does to float32.
+    allowed; the `_null` factors allow as many times what noise of half a bfloat16 digit does to
+    float32.
     `skipped` is how many steps of one run the loss scaler may skip.
     """
 
@@ -47,20 +47,12 @@ class Tolerance:
                 f"tolerance {factor!r} given, expected a factor above 0: 1 is the default, 0.5 "
                 "twice as strict, 2 twice as wide"
             )
-        return replace(
-            self,
-            loss=self.loss * factor,
-            loss_null=self.loss_null * factor,
-            gradient=self.gradient * factor,
-            gradient_null=self.gradient_null * factor,
-            trajectory=self.trajectory * factor,
-            trajectory_null=self.trajectory_null * factor,
-            metric=self.metric * factor,
-            metric_null=self.metric_null * factor,
-            buffer=self.buffer * factor,
-            buffer_null=self.buffer_null * factor,
-        )
+        wider = {name: factor * value for name, value in vars(self).items() if name not in _KEPT}
+        return replace(self, **wider)
 
+
+#: What is no deviation, and so the same in a wider tolerance.
+_KEPT = ("trajectory_slack", "skipped")
 
 Undecided = Literal["", "both_signs", "near_limit", "noise_level"]
 
@@ -69,10 +61,10 @@ Undecided = Literal["", "both_signs", "near_limit", "noise_level"]
 class Check:
     """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell.
 
-    `undecided` is set where the single-step test alone cannot decide, so that training must:
-    "both_signs" where losses deviate in both directions but gradients do not, which takes a long
-    run; "near_limit" where everything that failed is close to what is allowed; and "noise_level"
-    where it passed only because noise moves float32's own loss just as far.
+    `undecided` is set if the single-step test alone cannot decide, so that training must:
+    "both_signs" if losses deviate in both directions but gradients do not, which takes a long
+    run; "near_limit" if everything that failed is close to what is allowed; and "noise_level"
+    if it passed only because noise moves float32's own loss just as far.
 
     `noise` and `gradient_noise` are what noise does to `relative_deviation` and `gradient_error`;
     `value` and `reference` are the user's metric. `second_half` is the root mean square deviation
@@ -122,12 +114,12 @@ def relative_deviation(loss: float | None, reference: float, floor: float) -> fl
 
 
 def or_infinity(value: float | None) -> float:
-    """Return the value, or infinity where it is unknown or NaN."""
+    """Return the value, or infinity if it is unknown or NaN."""
     return math.inf if value is None or math.isnan(value) else value
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return the value, or None where it is not finite: JSON knows no infinity."""
+    """Return the value, or None if it is not finite: JSON knows no infinity."""
     return value if math.isfinite(value) else None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 
 def above(losses: Sequence[float | None], origin: float) -> tuple[float | None, ...]:
-    """Return losses counted from `origin`; None where one is not known."""
+    """Return losses counted from `origin`; None if one is not known."""
     return tuple(None if loss is None else loss - origin for loss in losses)
 
 
@@ -26,7 +26,7 @@ class Trajectory:
     `seconds` is the duration of the whole run; `step_seconds` that of its fastest step, the first
     one excluded because it builds, traces and compiles (0: not known): other processes on the
     machine delay most steps, but seldom all of them.
-    `reproducible` is False where the data changed between runs and had to be replayed; `metric`
+    `reproducible` is False if the data changed between runs and had to be replayed; `metric`
     is the user's own `evaluate(model)` after the last step.
     """
 
@@ -51,7 +51,7 @@ class Trajectory:
 
     @property
     def seconds_per_step(self) -> float:
-        """Return `step_seconds`, or the mean over the run where that is not known."""
+        """Return `step_seconds`, or the mean over the run if that is not known."""
         return self.step_seconds or self.seconds / max(1, len(self.losses))
 
 
@@ -60,7 +60,7 @@ class BufferUpdate:
     """What one step made of one buffer, such as a running mean, from the same state as float32.
 
     `error` is ||b - b32|| over the size of float32's change (None: not finite). `rounded` says that
-    the numbers it adds to the buffer had been rounded to 16 bits, where float32's had not, and
+    the numbers it adds to the buffer had been rounded to 16 bits, and float32's had not;
     `stalls` that a lasting sum is itself rounded to 16 bits: once large, it loses what is added.
     """
 
@@ -79,11 +79,11 @@ class StepComparison:
     the largest magnitude of any float16 number in the forward pass (None: there is none, or it was
     not looked at), and `overflowed` says that it was infinite, so that `largest` is not known.
     `backward` is the largest magnitude of any float16 number in the backward pass, as at loss scale
-    1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
+    1 (None: not looked at, or infinite). `gradient_seen` is False if the training step shows no
     gradient to compare. `mean_loss` and `mean_reference` are means over further batches at the same
     weights (None: none were looked at, or a loss is not finite), and `mean_error` the standard
     error of their difference. `buffers` are those that the float32 step changed. `noise_share` is
-    which share of the square of float32's gradient is noise (None: not known). Where the model was
+    which share of the square of float32's gradient is noise (None: not known). If the model was
     `evaluated` as well, `evaluation_error` is how far its outputs are from float32's, relative to
     how those vary over the batch (None: not finite, or of another shape).
     """
@@ -127,7 +127,7 @@ class StepComparison:
 
     @property
     def losses(self) -> tuple[float, float]:
-        """Return the candidate's loss (infinity: not finite) and float32's; means where known."""
+        """Return the candidate's loss (infinity: not finite) and float32's; means if known."""
         if self.mean_loss is not None and self.mean_reference is not None:
             return self.mean_loss, self.mean_reference
         return math.inf if self.loss is None else self.loss, self.reference
@@ -203,7 +203,7 @@ class ExponentHistogram:
     weighted by its share of the gradient norm; keys are exponents as text, because JSON knows no
     integer keys. `largest` is the largest exponent of any tensor of the backward pass that would
     be float16 under float16, at loss scale 1 (None: no such tensor, or all zero). `finite` is
-    False where the backward pass held infinities or NaN, which no scale can fix.
+    False if the backward pass held infinities or NaN, which no scale can fix.
     """
 
     largest: int | None

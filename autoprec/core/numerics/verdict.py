@@ -1,13 +1,15 @@
-"""The evidence that a proof records of a candidate, and the verdict on it."""
+"""The evidence that a proof records of a candidate, the verdict on it, and that in words."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from autoprec.core.numerics.curve_samples import LossCurves
-from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.number_words import percent
+from autoprec.core.numerics.loss_curves import LossCurves, SeedRun
 from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
+from autoprec.core.numerics.tolerance import Check, or_infinity
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 
 
@@ -21,13 +23,13 @@ class Verdict:
     `loss_deviation` and `gradient_error` are the largest relative ones of the single-step test,
     `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
     mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
-    noisy one's. What noise does is measured where a test fails without it.
+    noisy one's. What noise does is measured if a test fails without it.
     `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
     `most_steps` how far it might have been, so that a repeated proof takes the same steps;
-    `trained_batch` is the batch that it trained at, where that is smaller than the recipe's own (0:
+    `trained_batch` is the batch that it trained at, if that is smaller than the recipe's own (0:
     it is not). Shares of a loss are of what is above `loss_origin`.
     `buffers` says what is to be known of the model's buffers, empty for nothing; `caveat` says why
-    the verdict means little, as where float32's own loss did not fall from untrained weights.
+    the verdict means little, as when float32's own loss did not fall from untrained weights.
     A number that was not finite or not measured is None. `curves` are the losses of its longest
     training, to be looked at; the verdict does not rest on them.
     """
@@ -72,8 +74,8 @@ class ProofEvidence:
     checkpoints were compared, up to the last that counts. `late_comparisons` are those of a long
     float32 run after its first steps, with `late_noise`, and `long_runs` the runs of that length.
     All losses count from `loss_origin`: 0 as they were recorded. `start` names the weights that
-    training began with, where they were trained already, and `ranks` what trained
-    together, where several did. `coarse` names a format of so few bits that short trainings show
+    training began with, if they were trained already, and `ranks` what trained
+    together, if several did. `coarse` names a format of so few bits that short trainings show
     gross failures only. `candidate_run` is the candidate's own run, which may be longer
     than float32's. `max_steps` might have been made, at `trained_batch` (0: the recipe's own).
     `stalled` says that the machine stalled before the proof was done.
@@ -99,3 +101,77 @@ class ProofEvidence:
     not_covered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     roundoff: float = NOISE_ROUNDOFF
+
+
+NOTHING_LEARNED = "the loss did not fall in these steps, so they say little about later training"
+"""What is to be known of a proof over steps in which nothing was learned."""
+
+HOW_TO_SEE_LEARNING = (
+    "start from weights that have trained for a while (`checkpoint`), or give the proof more steps "
+    "(`proof_steps`)"
+)
+"""What to do about that."""
+
+
+def describe_single_steps(numbers: Verdict) -> str:
+    """Say how near the loss was at the same weights; empty if it was not compared."""
+    if numbers.loss_deviation is None:
+        return ""
+    return f"loss within {percent(numbers.loss_deviation)} at the same weights"
+
+
+def describe_end(curves: Check, steps: int) -> str:
+    """Describe how far training ended from float32."""
+    ended, late = percent(or_infinity(curves.deviation)), percent(or_infinity(curves.second_half))
+    return f"after {steps} steps it is {ended} away, and single steps by then {late}"
+
+
+def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence) -> str:
+    """Describe what passed and over which part of training; `ended` is the longest runs' check."""
+    loss = _from_to(or_infinity(numbers.first_loss), or_infinity(numbers.last_loss))
+    start = evidence.start
+    parts = [describe_single_steps(numbers), _describe_passed(ended, numbers.steps)]
+    over = f"{numbers.steps} steps from {start}" if start else f"the first {numbers.steps} steps"
+    told = (
+        f"trains like float32: equal over {over}, loss {loss}; "
+        f"{', '.join(part for part in parts if part)}"
+    )
+    if numbers.caveat:
+        told += f"; {numbers.caveat}"
+    if numbers.buffers:
+        told += f"; {numbers.buffers}"
+    if evidence.coarse:
+        told += (
+            f"; in {evidence.coarse}, {numbers.steps} steps show gross failures only: compare a "
+            "longer training by its metric"
+        )
+    if evidence.trained_batch:
+        told += f"; trained at batch {evidence.trained_batch}"
+    if evidence.ranks:
+        told += f"; proven at {evidence.ranks}"
+    if numbers.not_covered:
+        told += f" (not covered: {'; '.join(numbers.not_covered)})"
+    return told
+
+
+def _from_to(first: float, last: float) -> str:
+    """Describe how a loss went, in as many digits as show it: two at least, five at most."""
+    size, change = max(abs(first), abs(last)), abs(first - last)
+    digits = 2
+    if 0.0 < change < math.inf:
+        digits = min(5, max(2, 1 + math.ceil(math.log10(size / change))))
+    return f"{first:.{digits}g} to {last:.{digits}g}"
+
+
+def _describe_passed(ended: Check, steps: int) -> str:
+    """Say where runs that passed ended, and why a difference that is left does not count."""
+    if ended.below is not None:
+        why = f"chance: {ended.excused}" if ended.excused else "not compared"
+        return (
+            f"both end below {percent(ended.below)} of the first loss after {steps} steps, where "
+            f"their difference is {why}"
+        )
+    away = percent(or_infinity(ended.deviation))
+    if ended.excused:
+        return f"{away} away after {steps} steps, which is chance: {ended.excused}"
+    return f"within {away} after {steps} steps"

@@ -46,7 +46,7 @@ NOTHING_LEFT = 0.9
 by rounding, whatever else it is."""
 
 DEFINED = 0.25
-"""Where noise moves a module's gradient further, rounding is no smaller than the gradient."""
+"""If noise moves a module's gradient further, rounding is no smaller than the gradient."""
 
 MOST_NAMED = 3
 """The most modules that a message names."""
@@ -63,7 +63,7 @@ class Difference:
     difference does to the loss, to first order, as a share of it (None: the loss is not known).
     `gradient` is ||g - g32|| / ||g32|| over all parameters, `modules` the same for each module;
     `vanished` is the share of the elements of float32's gradient that are 0 in this one (NaN: the
-    gradient is not known). What is not finite where float32's is counts as infinity.
+    gradient is not known). What is not finite although float32's is counts as infinity.
     """
 
     outputs: float = 0.0
@@ -78,7 +78,7 @@ class Difference:
         return math.isfinite(self.outputs) and not math.isfinite(self.gradient)
 
     def without_gradient(self) -> Difference:
-        """Return what is left to judge where the loss scale let the backward pass overflow."""
+        """Return what is left to judge if the loss scale let the backward pass overflow."""
         return replace(self, gradient=math.nan, modules={}, vanished=math.nan)
 
 
@@ -126,8 +126,8 @@ def _ratio(away: float, size: float) -> float:
 class WatchedStep:
     """One check during training: after how many `updates`, on how many `samples` of a `batch`.
 
-    The numbers are those of `Difference`, None where they are not known or not finite. `problem` is
-    empty where nothing was found; `action` is what was done about it, and `modules` are those that
+    The numbers are those of `Difference`, None if they are not known or not finite. `problem` is
+    empty if nothing was found; `action` is what was done about it, and `modules` are those that
     mend it in float32. `not_checked` says why the check could not be made, or not on the whole
     batch.
     """
@@ -147,7 +147,7 @@ class WatchedStep:
     def repeats(self, earlier: WatchedStep | None) -> bool:
         """Return whether a fault may be that of an `earlier` check, not chance both times.
 
-        Losses that are off to both sides, where all else is right, are rounding that averages out.
+        Losses that are off to both sides, if all else is right, are rounding that averages out.
         """
         if earlier is None or not (self._only_loss and earlier._only_loss):
             return bool(self.problem)
@@ -161,7 +161,7 @@ class WatchedStep:
 
 
 MOST_NOISE = Difference(outputs=1.0, loss=0.25, gradient=1.0)
-"""Noise that excuses all that noise can, for where it cannot be looked at."""
+"""Noise that excuses all that noise can, for when it cannot be looked at."""
 
 
 def next_check(updates: int, every: int) -> int:
@@ -185,9 +185,9 @@ def judge(
     tolerance: Tolerance,
     roundoff: float = NOISE_ROUNDOFF,
 ) -> str:
-    """Say what is wrong with a 16-bit run; nothing where it does as float32 does.
+    """Say what is wrong with a 16-bit run; nothing if it does as float32 does.
 
-    `noise` is what noise on the weights does to float32, empty where it was not looked at: then a
+    `noise` is what noise on the weights does to float32, empty if it was not looked at: then a
     problem is one unless noise explains it. A format with a smaller `roundoff` than bfloat16's is
     allowed less of it. The loss of a single batch may deviate as far as the check before training
     leaves to what follows.
@@ -217,7 +217,7 @@ def judge(
 
 
 class StepJudge:
-    """Judges the runs of one check under `policy`, with noise where there is doubt.
+    """Judges the runs of one check under `policy`, with noise if there is doubt.
 
     `noise` returns what noise does to float32, or says why that is not known; it is called once at
     most. `overflowed` says that only the backward pass was not finite, in float16: the loss scale's
@@ -247,7 +247,7 @@ class StepJudge:
         )
 
     def problem(self, found: Difference) -> str:
-        """Say what is wrong with a run; nothing where that cannot be told from noise."""
+        """Say what is wrong with a run; nothing if that cannot be told from noise."""
         roundoff = self._dtype.limits.unit_roundoff
         problem = judge(found, (), Tolerance(), roundoff)
         if not problem or math.isinf(found.outputs):

@@ -1,6 +1,6 @@
 """Decides whether the recipes that ranks of one job are about to apply go together.
 
-Ranks on mixed devices each take the profile of their own. Where they compute, scale or accumulate
+Ranks on mixed devices each take the profile of their own. If they compute, scale or accumulate
 differently, training goes wrong or waits for ever, and no rank can tell by itself.
 """
 
@@ -22,22 +22,22 @@ class RankRecipe:
 
 
 def disagreement(ranks: Sequence[RankRecipe]) -> str:
-    """Say in what the ranks' recipes must not differ but do, with a table; empty where they agree.
+    """Say in what the ranks' recipes must not differ but do, with a table; empty if they agree.
 
     `ranks` are in the order of their ranks. Every rank that is given them says the same.
     """
-    found = {
+    differing = {
         name: values
         for name, read in _MUST_AGREE.items()
         if len(set(values := [read(each.recipe) for each in ranks])) > 1
     }
-    if not found:
+    if not differing:
         return ""
-    rows = [("rank", "device", *found)]
+    rows = [("rank", "device", *differing)]
     for rank, each in enumerate(ranks):
-        rows.append((str(rank), each.device, *(values[rank] for values in found.values())))
+        rows.append((str(rank), each.device, *(values[rank] for values in differing.values())))
     return (
-        f"the ranks' profiles differ in {' and '.join(found)}, expected the same on all ranks: "
+        f"the ranks' profiles differ in {' and '.join(differing)}, expected the same on all ranks: "
         "give every rank one profile, or profiles that agree; nothing was applied\n" + _table(rows)
     )
 

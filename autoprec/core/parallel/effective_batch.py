@@ -17,8 +17,8 @@ def fit_to_world_size(
 ) -> tuple[Recipe, str | None]:
     """Return `recipe` for `world_size` devices, and a sentence that says what changed, if anything.
 
-    The batch of one device stays where fewer or more accumulation steps keep the effective batch;
-    otherwise the largest smaller one that keeps it is taken. Where the devices cannot share the
+    The batch of one device stays if fewer or more accumulation steps keep the effective batch;
+    otherwise the largest smaller one that keeps it is taken. If the devices cannot share the
     effective batch equally, the batch of one device stays, accumulation comes nearest, and the
     sentence says that the effective batch changed. `default` is the section for a recipe that has
     none, DistributedDataParallel's if it is not given; on one device such a recipe stays as it is.

@@ -233,7 +233,7 @@ def _neighbour_of_fastest(
             cheap = cost <= _OTHER_LEVEL_COST_FACTOR * limits.cheap_seconds
             worth_a_trial = other and not known and cheap
         if worth_a_trial:
-            found.append((prediction.mean, point))
+            found.append((round(prediction.mean, 9), point))  # the first of equals
     if not found:
         return None
     point = max(found, key=lambda item: item[0])[1]
@@ -290,9 +290,12 @@ def _is_refined(point: Point, history: Sequence[Outcome]) -> bool:
 def _most_promising(
     open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
-    """Return the point of the largest expected gain per second, or that none is worth a trial."""
+    """Return the point of the largest expected gain per second, or that none is worth a trial.
+
+    A gain is over what the model takes the fastest to be: the fastest measured was lucky, too.
+    """
     model = fit_model(good)
-    best = max(math.log(outcome.rate) for outcome in good)
+    best = max(model.predict(outcome.point).mean for outcome in good)
     ranked = []
     for point in open_points:
         prediction = model.predict(point)

@@ -68,11 +68,7 @@ class Assumptions:
     """How many rounds ahead a gain may lie."""
 
     comparison_seconds: float = 5.0
-    """Recipes that are timed only for comparison may take this many seconds, or as many as winner
-    and baseline take themselves."""
-
-    setup_turns: int = 3
-    """Making a recipe ready costs as much as this many turns."""
+    """Recipes that are timed only for comparison may take this many seconds in all."""
 
     # Noise ---------------------------------------------------------------------------------------
 

@@ -20,16 +20,12 @@ from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.noise import paired_ratio
 
 
-def select_contenders(
-    rates: Sequence[Sequence[float]],
-    seconds: Sequence[float],
-    gain_per_second: float = SPEED.gain_per_second,
-) -> tuple[int, ...]:
+def select_contenders(rates: Sequence[Sequence[float]], turn_seconds: float) -> tuple[int, ...]:
     """Return who runs another round, by number; empty when the race is over.
 
     `rates` are every recipe's in samples per second, round by round; one with fewer rounds than
-    another was eliminated. `seconds` is the duration of each one's turn, `gain_per_second` the
-    expected log gain from which a second is worth spending.
+    another was eliminated. `turn_seconds` is the duration of each one's turn; those behind share
+    the leader's.
     """
     rounds = max(len(own) for own in rates)
     running = [index for index, own in enumerate(rates) if len(own) == rounds]
@@ -46,14 +42,14 @@ def select_contenders(
             for i in behind
         ]
     )
+    least = SPEED.gain_per_second * turn_seconds * (1.0 + 1.0 / len(behind))
     promising = []
     for index in behind:
-        turn = seconds[index] + seconds[first] / len(behind)
         gains = (
             _knowledge_gradient(means[index], noise, rounds, ahead) / ahead
             for ahead in SPEED.look_ahead_rounds
         )
-        if max(gains) > gain_per_second * turn:
+        if max(gains) > least:
             promising.append(index)
     return tuple(sorted((first, *promising))) if promising else ()
 

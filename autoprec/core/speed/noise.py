@@ -83,8 +83,7 @@ def is_faster(ratio: Ratio) -> bool:
 def seems_disturbed(step_seconds: float, expected_seconds: float | None) -> bool:
     """Return whether a timing is slower than expected as if the machine had been disturbed.
 
-    Or the expectation was wrong: only timing it again tells. Then the faster of the two counts,
-    because no disturbance makes a machine faster.
+    Or the expectation was wrong: only timing it again tells.
     """
     if not expected_seconds:
         return False

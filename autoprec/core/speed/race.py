@@ -89,7 +89,7 @@ def who_runs_on(rates: Sequence[Sequence[float]], round_seconds: float) -> tuple
     """
     if max(map(len, rates)) < SPEED.min_rounds:
         return tuple(range(len(rates)))
-    return best_arm.select_contenders(rates, [round_seconds / 2] * len(rates))
+    return best_arm.select_contenders(rates, round_seconds / 2)
 
 
 def ranking(

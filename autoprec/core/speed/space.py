@@ -178,10 +178,10 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
     return tuple(2**e for e in range(high.bit_length() + 1) if low <= 2**e <= high)
 
 
-def micro_batches(effective: int, *, low: int = 1, splittable: bool = True) -> tuple[int, ...]:
+def micro_batches(effective: int, *, low: int = 1) -> tuple[int, ...]:
     """Return the effective batch and its halves down to `low`, while they divide; largest last."""
     sizes = [effective]
-    while splittable and sizes[-1] % 2 == 0 and sizes[-1] // 2 >= low:
+    while sizes[-1] % 2 == 0 and sizes[-1] // 2 >= low:
         sizes.append(sizes[-1] // 2)
     return tuple(reversed(sizes))
 

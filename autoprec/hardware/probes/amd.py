@@ -54,8 +54,8 @@ def probe_amd(machine: Machine) -> Findings:
 
 def amd_expected(machine: Machine) -> bool:
     """Return whether the bus has an AMD GPU that ROCm could support and that is not hidden."""
-    found = [gpu for gpu in gpus_on_the_bus(machine, _VENDOR) if gpu.driver != _PRE_ROCM_DRIVER]
-    return bool(found) and all(names_a_device(machine.variable(name)) for name in _VARIABLES)
+    gpus = [gpu for gpu in gpus_on_the_bus(machine, _VENDOR) if gpu.driver != _PRE_ROCM_DRIVER]
+    return bool(gpus) and all(names_a_device(machine.variable(name)) for name in _VARIABLES)
 
 
 def _driverless(machine: Machine) -> Findings:
@@ -176,8 +176,8 @@ def _visible_to_rocr(names: Sequence[str], text: str | None) -> tuple[int, ...]:
 def _rocr_ordinal(names: Sequence[str], entry: str) -> int:
     if entry.startswith("G"):
         named = [name.upper() if name != _NAMELESS else "" for name in names]
-        found = [i for i, name in enumerate(named) if name.startswith(entry)]
-        return found[0] if _SHORTEST <= len(entry) <= _LONGEST and len(found) == 1 else -1
+        matching = [i for i, name in enumerate(named) if name.startswith(entry)]
+        return matching[0] if _SHORTEST <= len(entry) <= _LONGEST and len(matching) == 1 else -1
     if not _INTEGER.fullmatch(entry):
         return -1
     digits = entry.lstrip("+-").lower()

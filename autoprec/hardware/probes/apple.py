@@ -28,11 +28,11 @@ def probe_apple(machine: Machine) -> Findings:
         return Findings(unusable=(Unusable(DeviceKind.MPS, said),))
     if machine.architecture != "arm64":
         return Findings(notes=("an Intel Mac: PyTorch has no maintained build for its GPU",))
-    found = _sysctl(machine, *_SYSCTL_NAMES)
-    memory = found.get("hw.memsize", "")
+    values = _sysctl(machine, *_SYSCTL_NAMES)
+    memory = values.get("hw.memsize", "")
     observation = Observation(
         kind=DeviceKind.MPS,
-        name=found.get("machdep.cpu.brand_string", ""),
+        name=values.get("machdep.cpu.brand_string", ""),
         vendor="Apple",
         architecture=machine.architecture,
         memory_bytes=int(memory) if memory.isdigit() else machine.physical_memory(),
@@ -42,19 +42,19 @@ def probe_apple(machine: Machine) -> Findings:
 
 def apple_cpu(machine: Machine) -> Observation | None:
     """Observe the CPU through sysctl; None if that shows nothing, or on an Intel Mac."""
-    found = _sysctl(machine, *_SYSCTL_NAMES)
-    if not found or machine.architecture != "arm64":
+    values = _sysctl(machine, *_SYSCTL_NAMES)
+    if not values or machine.architecture != "arm64":
         return None
     prefix = "hw.optional.arm.FEAT_"
     features = (
         key.removeprefix(prefix).lower()
-        for key, on in found.items()
+        for key, on in values.items()
         if key.startswith(prefix) and on == "1"
     )
-    cores = found.get("hw.physicalcpu", "")
+    cores = values.get("hw.physicalcpu", "")
     return Observation(
         kind=DeviceKind.CPU,
-        name=found.get("machdep.cpu.brand_string", ""),
+        name=values.get("machdep.cpu.brand_string", ""),
         vendor="Apple",
         implementer=_IMPLEMENTER,
         features=frozenset(features),

@@ -24,30 +24,30 @@ def probe_cpu(machine: Machine) -> Findings:
     """Observe the CPU; there always is one, however little can be read about it."""
     limits = read_limits(machine)
     notes = _limit_notes(limits)
-    found = apple_cpu(machine) if machine.system == "Darwin" else None
-    if found is None:
-        found = _from_proc(machine) or _from_cpuid(machine)
-    if not found.features:
+    seen = apple_cpu(machine) if machine.system == "Darwin" else None
+    if seen is None:
+        seen = _from_proc(machine) or _from_cpuid(machine)
+    if not seen.features:
         notes = (*notes, "the CPU's features could not be read")
-    features, denied = _split_tiles(machine, found.features)
+    features, denied = _split_tiles(machine, seen.features)
     unused = _unused_features(machine, features)
     usable = machine.usable_processors() or machine.processors()
     observation = Observation(
         kind=DeviceKind.CPU,
-        name=found.name,
-        vendor=found.vendor,
+        name=seen.name,
+        vendor=seen.vendor,
         architecture=machine.architecture.lower(),
-        cpu_family=found.cpu_family,
-        cpu_model=found.cpu_model,
-        implementer=found.implementer,
-        part=found.part,
+        cpu_family=seen.cpu_family,
+        cpu_model=seen.cpu_model,
+        implementer=seen.implementer,
+        part=seen.part,
         board=_board(machine),
         features=features,
         denied=denied,
         unused=unused,
-        partial_features=found.partial_features,
+        partial_features=seen.partial_features,
         memory_bytes=limits.memory_bytes,
-        cores=found.cores or machine.processors(),
+        cores=seen.cores or machine.processors(),
         usable_cores=usable,
         core_quota=limits.core_quota,
         notes=(*notes, *_setting_notes(machine, unused)),
@@ -69,7 +69,7 @@ def _limit_notes(limits: Limits) -> tuple[str, ...]:
 def _split_tiles(
     machine: Machine, features: frozenset[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Separate AMX where the kernel denies this process its tiles: a flag alone proves nothing."""
+    """Separate AMX if the kernel denies this process its tiles: a flag alone proves nothing."""
     tiles = frozenset(name for name in features if name.startswith(_TILE_PREFIX))
     if tiles and machine.tiles_permitted() is False:
         return features - tiles, tiles
@@ -115,13 +115,13 @@ def _integer(text: str | None) -> int | None:
 
 def _from_cpuid(machine: Machine) -> Observation:
     """Observe the CPU through py-cpuinfo, whose table knows neither AMX nor AVX512_BF16."""
-    found = machine.cpuid()
-    flags = found.get("flags")
-    family, model = found.get("family"), found.get("model")
+    info = machine.cpuid()
+    flags = info.get("flags")
+    family, model = info.get("family"), info.get("model")
     return Observation(
         kind=DeviceKind.CPU,
-        name=str(found.get("brand_raw", "")),
-        vendor=str(found.get("vendor_id_raw", "")),
+        name=str(info.get("brand_raw", "")),
+        vendor=str(info.get("vendor_id_raw", "")),
         cpu_family=family if isinstance(family, int) else None,
         cpu_model=model if isinstance(model, int) else None,
         features=frozenset(map(str, flags)) if isinstance(flags, list | tuple) else frozenset(),

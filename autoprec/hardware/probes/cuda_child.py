@@ -15,7 +15,7 @@ from typing import Any
 
 # CUdevice_attribute
 _INTEGRATED, _MAJOR, _MINOR = 18, 75, 76
-_NAME_BYTES, _UUID_BYTES, _BUS_BYTES = 256, 16, 32
+_NAME_BYTES, _UUID_BYTES = 256, 16
 
 
 class CudaError(Exception):
@@ -74,33 +74,32 @@ def ask(library: Any) -> dict[str, Any]:
 
 def _device(cuda: Cuda, ordinal: int) -> dict[str, Any]:
     device = cuda.read("cuDeviceGet", ctypes.c_int, ordinal).value
-    found: dict[str, Any] = {"name": cuda.text("cuDeviceGetName", _NAME_BYTES, device)}
+    facts: dict[str, Any] = {"name": cuda.text("cuDeviceGetName", _NAME_BYTES, device)}
     major, minor, integrated = (
         cuda.read("cuDeviceGetAttribute", ctypes.c_int, each, device).value
         for each in (_MAJOR, _MINOR, _INTEGRATED)
     )
-    found |= {"compute_capability": f"{major}.{minor}", "integrated": bool(integrated)}
+    facts |= {"compute_capability": f"{major}.{minor}", "integrated": bool(integrated)}
     further: dict[str, Callable[[], str | int]] = {
         "uuid": lambda: cuda.uuid(device),
-        "pci_bus": lambda: cuda.text("cuDeviceGetPCIBusId", _BUS_BYTES, device),
         "memory_bytes": lambda: cuda.read("cuDeviceTotalMem_v2", ctypes.c_size_t, device).value,
     }
     for key, read in further.items():
         try:
-            found[key] = read()
+            facts[key] = read()
         except CudaError:  # an older driver, or a device without one
             continue
-    return found
+    return facts
 
 
 def main() -> int:
     """Print the devices, or why there are none."""
     try:
         name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-        found = ask(ctypes.CDLL(name))
+        answer = ask(ctypes.CDLL(name))
     except (OSError, CudaError) as error:
-        found = {"error": str(error)}
-    json.dump(found, sys.stdout)
+        answer = {"error": str(error)}
+    json.dump(answer, sys.stdout)
     return 0
 
 

@@ -56,5 +56,5 @@ def _distribution(machine: Machine, framework: _Framework) -> str:
 
 
 def _assigned(text: str, name: str) -> str:
-    found = re.search(_ASSIGNMENT.format(re.escape(name)), text, re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(_ASSIGNMENT.format(re.escape(name)), text, re.MULTILINE)
+    return match.group(1) if match else ""

@@ -30,8 +30,6 @@ class NvmlInstance:
     uuid: str
     name: str = ""
     memory_bytes: int | None = None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class NvmlDevice:
     name: str = ""
     compute_capability: str = ""
     memory_bytes: int | None = None
-    pci_bus: str = ""
     mig: bool = False
     instances: tuple[NvmlInstance, ...] = ()
     virtual: bool = False
@@ -117,14 +114,12 @@ def _device(ask: _NvmlCaller, index: int) -> NvmlDevice | None:
     name = ask.text("nvmlDeviceGetName", handle)
     if capability is None and not name:
         return None
-    pci = ask("nvmlDeviceGetPciInfo", handle, quiet=True)
     mig = (ask("nvmlDeviceGetMigMode", handle, quiet=True) or (0, 0))[0] == 1
     return NvmlDevice(
         uuid=ask.text("nvmlDeviceGetUUID", handle),
         name=name,
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else "",
         memory_bytes=ask.memory(handle),
-        pci_bus=_text(getattr(pci, "busId", "")),
         mig=mig,
         instances=_instances(ask, handle) if mig else (),
         virtual=ask("nvmlDeviceGetVirtualizationMode", handle, quiet=True) == _VGPU,
@@ -133,23 +128,17 @@ def _device(ask: _NvmlCaller, index: int) -> NvmlDevice | None:
 
 def _instances(ask: _NvmlCaller, handle: Any) -> tuple[NvmlInstance, ...]:
     count = ask("nvmlDeviceGetMaxMigDeviceCount", handle, quiet=True) or 0
-    found = []
+    instances = []
     for index in range(count):
         # NotFound is how NVML says that a slot is empty.
         part = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, quiet=True)
         if part is None:
             continue
-        found.append(
+        instances.append(
             NvmlInstance(
                 uuid=ask.text("nvmlDeviceGetUUID", part),
                 name=ask.text("nvmlDeviceGetName", part, quiet=True),
                 memory_bytes=ask.memory(part),
-                gpu_instance=ask("nvmlDeviceGetGpuInstanceId", part, quiet=True),
-                compute_instance=ask("nvmlDeviceGetComputeInstanceId", part, quiet=True),
             )
         )
-    return tuple(found)
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+    return tuple(instances)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.errors import UsageError
-from autoprec.hardware.machine import LocalMachine, Machine
+from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.amd import amd_expected, probe_amd
 from autoprec.hardware.probes.apple import probe_apple
@@ -23,7 +23,7 @@ from autoprec.hardware.probes.tpu import probe_tpu
 
 T = TypeVar("T")
 
-#: Set where devices are pretended: what is tuned there is marked, and its speed is not shown.
+#: Set if devices are pretended: what is tuned there is marked, and its speed is not shown.
 REHEARSAL = "AUTOPREC_REHEARSAL"
 _REHEARSAL_NOTE = f"a rehearsal ({REHEARSAL} is set): devices are pretended, times mean nothing"
 
@@ -75,7 +75,7 @@ def observe(
     machine: Machine | None = None, on_wait: OnWait = lambda text: None
 ) -> MachineObservation:
     """Run every probe on `machine`, by default this one. Accelerators come first, the CPU last."""
-    machine = machine or LocalMachine()
+    machine = machine or Machine()
     findings = [_run(probe, machine, on_wait) for probe in _PROBES]
     devices = [device for seen in findings for device in seen.devices]
     notes = [note for seen in findings for note in seen.notes]
@@ -181,9 +181,9 @@ def select(
             "for a device that is not in this machine use `autoprec probe --device NAME` or "
             "`autoprec tune TASK.py --plan --device NAME`"
         )
-    found = [d for d in devices if d.kind.value == name and (not colon or d.index == int(number))]
-    if not found:
+    named = [d for d in devices if d.kind.value == name and (not colon or d.index == int(number))]
+    if not named:
         here = ", ".join(f"{d.kind}:{d.index}" for d in devices)
         why = "".join(f"; {each.text}" for each in unusable if each.kind.value == name)
         raise UsageError(f"no device {chosen!r} here: found {here}{why}")
-    return tuple(found)
+    return tuple(named)

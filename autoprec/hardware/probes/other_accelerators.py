@@ -14,8 +14,8 @@ def probe_other_accelerators(machine: Machine) -> Findings:
     """Note the accelerators on the bus that have a software stack of their own."""
     known = {pci: each for each in load_other_accelerators() for pci in each.pci}
     vendors = {pci.partition(":")[0] for pci in known}
-    found = [device.id for vendor in sorted(vendors) for device in pci_devices(machine, vendor)]
-    counts = Counter(known[pci] for pci in found if pci in known)
+    ids = [device.id for vendor in sorted(vendors) for device in pci_devices(machine, vendor)]
+    counts = Counter(known[pci] for pci in ids if pci in known)
     return Findings(
         notes=tuple(
             f"{count} x {each.title} in this machine, which autoprec does not tune: {each.advice}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import times
-from autoprec.core.numerics.curve_samples import LossCurves
+from autoprec.core.numerics.loss_curves import LossCurves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.profile import TriedRecipe
 from autoprec.core.recipe import Recipe
@@ -85,12 +85,7 @@ def waterfall(parts: Sequence[Part], whole: Ratio) -> str:
     thick, step = 16, 30
     height = step * len(rows) + 64
     plot = Plot.over(
-        (lows / 1.05, highs),
-        (0, 1),
-        log_x=True,
-        left=_label_width(rows),
-        right=70,
-        height=height,
+        (lows / 1.05, highs), (0, 1), log_x=True, left=_label_width(rows), right=70, height=height
     )
     plot.x_axis([(tick, f"{tick:g}x") for tick in log_ticks(lows, highs)], "speed-up")
     for index, (what, ratio, kind) in enumerate(rows):
@@ -119,8 +114,8 @@ def losses(curves: LossCurves, candidate: str) -> str:
         "float32 with noise": curves.noise,
     }
     series = {
-        name: [(s, loss) for s, loss in zip(curves.steps, found, strict=False) if loss is not None]
-        for name, found in lines.items()
+        name: [(s, loss) for s, loss in zip(curves.steps, values, strict=False) if loss is not None]
+        for name, values in lines.items()
     }
     every = [loss for points in series.values() for _, loss in points]
     if len(every) < 2:
@@ -143,9 +138,9 @@ def losses(curves: LossCurves, candidate: str) -> str:
     return plot.svg("loss over training steps")
 
 
-def gradient_exponents(found: ScaleEvidence, scale: float) -> str:
+def gradient_exponents(evidence: ScaleEvidence, scale: float) -> str:
     """Draw where gradients lie, as exponents of two, and where the loss scale puts them."""
-    low, high = found.smallest_gradient, found.largest_gradient
+    low, high = evidence.smallest_gradient, evidence.largest_gradient
     if low is None or high is None:
         return ""
     up = math.log2(scale)

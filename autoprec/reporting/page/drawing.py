@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from autoprec.reporting.page.markup import text
+from autoprec.reporting.page.markup import tag, text
 
 WIDTH, HEIGHT = 680, 300
 #: An axis shorter than this has one tick: its parts are no floats any more.
@@ -59,9 +59,7 @@ class Plot:
         """Make a plot of data within these limits; a legend of (name, kind of line) lies above."""
         top = _TOP + _LEGEND if legend else _TOP
         plot = cls(
-            Scale(*xs, left, WIDTH - right, log_x),
-            Scale(*ys, height - _BOTTOM, top, log_y),
-            height,
+            Scale(*xs, left, WIDTH - right, log_x), Scale(*ys, height - _BOTTOM, top, log_y), height
         )
         at = float(left)
         for name, kind in legend:
@@ -81,63 +79,52 @@ class Plot:
         self.label((self.x.start + self.x.end) / 2, self.height - 8, title, "middle", "title")
 
     def y_axis(self, ticks: Iterable[tuple[float, str]], title: str) -> None:
-        """Draw ticks and a grid along the left side, and the axis' title above them."""
+        """Draw ticks and a grid along the left side, and the axis' title beside them."""
         for value, label in ticks:
             at = self.y(value)
             self.line(self.x.start, at, self.x.end, at, "grid")
             self.label(self.x.start - 6, at + 4, label, "end")
         middle = (self.y.start + self.y.end) / 2
-        self.parts.append(
-            f'<text x="14" y="{middle:g}" class="title" text-anchor="middle" '
-            f'transform="rotate(-90 14 {middle:g})">{text(title)}</text>'
-        )
+        turned = {"text_anchor": "middle", "transform": f"rotate(-90 14 {middle:g})"}
+        self._add("text", text(title), x=14, y=middle, class_="title", **turned)
+
+    def _add(self, name: str, inside: str = "", **attributes: object) -> None:
+        self.parts.append(tag(name, inside, **attributes))
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
         """Draw a line between two pixels."""
-        self.parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="{kind}"/>')
+        self._add("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 
     def label(self, x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> None:
         """Write words at a pixel."""
-        self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{text(words)}</text>'
-        )
+        self._add("text", text(words), x=x, y=y, text_anchor=anchor, class_=kind)
 
     def curve(self, points: Sequence[tuple[float, float]], kind: str) -> None:
         """Draw a line through data points."""
         if len(points) > 1:
             path = " ".join(f"{self.x(x):g},{self.y(y):g}" for x, y in points)
-            self.parts.append(f'<polyline points="{path}" class="curve {kind}"/>')
+            self._add("polyline", points=path, class_=f"curve {kind}")
 
     def dot(self, x: float, y: float, kind: str, title: str, radius: float = 3.5) -> None:
         """Draw a dot at a data point; `title` is shown by the browser on hovering."""
-        self.parts.append(
-            f'<circle cx="{self.x(x):g}" cy="{self.y(y):g}" r="{radius:g}" class="{kind}">'
-            f"<title>{text(title)}</title></circle>"
-        )
+        said = tag("title", text(title))
+        self._add("circle", said, cx=self.x(x), cy=self.y(y), r=radius, class_=kind)
 
     def cross(self, x: float, pixel_y: float, kind: str, title: str) -> None:
         """Draw a cross at a value of x and a pixel of y."""
-        at = self.x(x)
-        self.parts.append(
-            f'<path d="M{at - 4:g} {pixel_y - 4:g}l8 8m0 -8l-8 8" class="cross {kind}">'
-            f"<title>{text(title)}</title></path>"
-        )
+        path = f"M{self.x(x) - 4:g} {pixel_y - 4:g}l8 8m0 -8l-8 8"
+        self._add("path", tag("title", text(title)), d=path, class_=f"cross {kind}")
 
     def bar(self, low: float, high: float, top: float, thickness: float, kind: str) -> None:
         """Draw a bar along x between two values, at a pixel of y."""
         left, right = sorted((self.x(low), self.x(high)))
-        self.parts.append(
-            f'<rect x="{left:g}" y="{top:g}" width="{max(1.0, right - left):g}" '
-            f'height="{thickness:g}" class="{kind}"/>'
-        )
+        width = max(1.0, right - left)
+        self._add("rect", x=left, y=top, width=width, height=thickness, class_=kind)
 
     def svg(self, description: str) -> str:
         """Return the drawing; `description` is for those who cannot see it."""
-        body = "\n".join(self.parts)
-        return (
-            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" '
-            f'aria-label="{text(description)}">\n{body}\n</svg>'
-        )
+        body, box = "\n".join(self.parts), f"0 0 {WIDTH} {self.height}"
+        return tag("svg", f"\n{body}\n", viewBox=box, role="img", aria_label=description)
 
 
 def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -157,9 +144,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)):
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         values = [each * 10.0**power for power in range(first, last + 1) for each in steps]
-        found = [value for value in values if low * 0.999 <= value <= high * 1.001]
-        if len(found) >= 3:
-            return found
+        ticks = [value for value in values if low * 0.999 <= value <= high * 1.001]
+        if len(ticks) >= 3:
+            return ticks
     return linear_ticks(low, high)
 
 

@@ -14,6 +14,15 @@ def text(value: object) -> str:
     return escape(printable(str(value)))
 
 
+def tag(name: str, inside: str = "", **attributes: object) -> str:
+    """Return an element around HTML; numbers are rounded, `class_` and `text_anchor` are names."""
+    given = ""
+    for key, value in attributes.items():
+        shown = f"{value:g}" if isinstance(value, int | float) else text(value)
+        given += f' {key.rstrip("_").replace("_", "-")}="{shown}"'
+    return f"<{name}{given}>{inside}</{name}>" if inside else f"<{name}{given}/>"
+
+
 def number(value: float, shown: str) -> str:
     """Show a number as `shown`, with its value as the profile has it for whoever reads the page."""
     return f'<data value="{value!r}">{text(shown)}</data>'
@@ -30,11 +39,6 @@ def section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
 
 
-def paragraph(html: str) -> str:
-    """Return a paragraph of HTML; nothing if that is empty."""
-    return f"<p>{html}</p>" if html else ""
-
-
 def listed(items: Iterable[str]) -> str:
     """Return a list of HTML items; nothing if there are none."""
     rows = "".join(f"<li>{item}</li>" for item in items)
@@ -44,17 +48,18 @@ def listed(items: Iterable[str]) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """Return a table of HTML cells; columns in `numbers` are aligned to the right."""
 
-    def cells(row: Sequence[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{' class=n' if index in numbers else ''}>{cell}</{tag}>"
-            for index, cell in enumerate(row)
-        )
+    def line(row: Sequence[str], kind: str) -> str:
+        right = [" class=n" if index in numbers else "" for index in range(len(row))]
+        cells = zip(row, right, strict=True)
+        return f"<tr>{''.join(f'<{kind}{look}>{cell}</{kind}>' for cell, look in cells)}</tr>"
 
-    body = "\n".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    if not body:
-        return ""
-    top = f"<thead><tr>{cells([text(name) for name in head], 'th')}</tr></thead>" if head else ""
-    return f'<div class="wide"><table>{top}<tbody>\n{body}\n</tbody></table></div>'
+    body = "\n".join(line(row, "td") for row in rows)
+    top = line([text(name) for name in head], "th")
+    return (
+        f'<div class="wide"><table><thead>{top}</thead><tbody>\n{body}\n</tbody></table></div>'
+        if body
+        else ""
+    )
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:

@@ -9,7 +9,7 @@ from autoprec.core.device.roofline import limit_text
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import percent, rate_number
 from autoprec.core.numerics.watching import WatchedStep
-from autoprec.core.profile import Profile, TriedRecipe
+from autoprec.core.profile import Baseline, Chosen, Profile, TriedRecipe
 from autoprec.core.speed.trial_results import Status
 from autoprec.reporting.flags import with_flags
 from autoprec.reporting.page import charts
@@ -18,21 +18,16 @@ from autoprec.reporting.page.markup import (
     figure,
     listed,
     number,
-    paragraph,
     section,
     shown,
     table,
+    tag,
     text,
 )
-from autoprec.reporting.text import (
-    bytes_text,
-    rate_text,
-    seconds_text,
-    status_text,
-)
+from autoprec.reporting.text import bytes_text, rate_text, seconds_text, status_text
 
 
-def headline(profile: Profile) -> str:
+def _headline(profile: Profile) -> str:
     """Say what came out: the recipe, how much faster, whether it trains like float32."""
     evidence, recipe = profile.evidence, profile.recipe
     gains = [f"{each.ratio.in_words(show=number)} {text(each.over)}" for each in profile.gains()]
@@ -48,21 +43,22 @@ def headline(profile: Profile) -> str:
         answer = kept if recipe.policy is Policy.FLOAT32 else "not compared"
     larger_batch = "" if evidence.inconclusive else "".join(gains[1:])
     verdict = f"<strong>{text(evidence.parity.verdict)}</strong>: {text(evidence.parity.reason)}"
-    return (
-        f"<header><p class=task>{text(profile.task.file)} on "
-        f"{text(profile.device.name or profile.device.family)}</p>\n"
-        f"<h1>{lead}</h1>\n<p class=answer>{answer}</p>\n"
-        f"{paragraph(larger_batch)}{paragraph(verdict)}</header>"
-    )
+    device = text(profile.device.name or profile.device.family)
+    lines = [
+        tag("p", f"{text(profile.task.file)} on {device}", class_="task"),
+        tag("h1", lead),
+        tag("p", answer, class_="answer"),
+        tag("p", larger_batch) if larger_batch else "",
+        tag("p", verdict),
+    ]
+    return tag("header", "\n".join(filter(None, lines)))
 
 
-def warnings(profile: Profile) -> str:
-    """List the warnings."""
+def _warnings(profile: Profile) -> str:
     return section("Warnings", listed(text(with_flags(each)) for each in profile.evidence.warnings))
 
 
-def throughput(profile: Profile) -> str:
-    """Draw throughput over the batch."""
+def _throughput(profile: Profile) -> str:
     drawn = charts.throughput(profile.evidence.tried, profile.recipe)
     caption = (
         "Every recipe of the search by one short timing; a line joins the fastest of each policy, "
@@ -71,8 +67,7 @@ def throughput(profile: Profile) -> str:
     return section("Throughput over the batch", figure(drawn, caption))
 
 
-def gain(profile: Profile) -> str:
-    """Draw and list where the speed-up comes from."""
+def _gain(profile: Profile) -> str:
     evidence = profile.evidence
     if not evidence.waterfall or evidence.inconclusive:
         return ""
@@ -80,7 +75,7 @@ def gain(profile: Profile) -> str:
         [text(part.what), part.speedup.in_words(show=number), text(part.against)]
         for part in evidence.waterfall
     ]
-    drawn = charts.waterfall(evidence.waterfall, evidence.speedup)
+    drawn = charts.waterfall(evidence.waterfall, evidence.over_baseline)
     caption = (
         "One thing after another switched off, timed in alternation; the parts multiply to the "
         "whole. Lines are 95 % intervals."
@@ -92,8 +87,7 @@ def gain(profile: Profile) -> str:
     )
 
 
-def numerics(profile: Profile) -> str:
-    """Draw the loss curves and give the numbers of the verdict."""
+def _numerics(profile: Profile) -> str:
     parity = profile.evidence.parity
     drawn = "" if parity.curves is None else charts.losses(parity.curves, profile.recipe.policy)
     caption = "Mean loss over stretches of steps, from the same start with the same data."
@@ -115,37 +109,34 @@ def numerics(profile: Profile) -> str:
     return section("Does it train like float32?", figure(drawn, caption), facts(rows))
 
 
-def loss_scale(profile: Profile) -> str:
-    """Draw where gradients lie in float16, and give the loss scale."""
+def _loss_scale(profile: Profile) -> str:
     scale = profile.recipe.loss_scale
     if scale is None:
         return ""
-    found = profile.evidence.loss_scale
-    drawn = "" if found is None else charts.gradient_exponents(found, scale.initial)
+    measured = profile.evidence.loss_scale
+    drawn = "" if measured is None else charts.gradient_exponents(measured, scale.initial)
     rows = [
         ("mode", text(scale.mode)),
         ("initial scale", shown(scale.initial, "{:g}".format)),
         ("growth interval", shown(scale.growth_interval, str)),
         ("floor", shown(scale.floor, "{:g}".format)),
-        ("note", text("" if found is None else found.note)),
+        ("note", text("" if measured is None else measured.note)),
     ]
     return section("Loss scale", figure(drawn, "Powers of two, logarithmic."), facts(rows))
 
 
-def islands(profile: Profile) -> str:
-    """List the modules that stay in float32."""
+def _islands(profile: Profile) -> str:
     modules = profile.recipe.float32_modules
     if not modules:
         return ""
-    found = profile.evidence.islands
-    values = {} if found is None else vars(found)
+    evidence = profile.evidence.islands
+    values = {} if evidence is None else vars(evidence)
     rows = [(name.replace("_", " "), _value(value)) for name, value in values.items()]
     names = listed(f"<code>{text(path or 'the root')}</code>" for path in modules)
     return section("Modules that stay in float32", names, facts(rows))
 
 
-def limits(profile: Profile) -> str:
-    """Say what limits a step, and how near the device's own limits it is."""
+def _limits(profile: Profile) -> str:
     chosen, base = profile.evidence.chosen, profile.evidence.baseline
     if not chosen.step_seconds:
         return ""
@@ -160,14 +151,16 @@ def limits(profile: Profile) -> str:
         ("loader, for a step", shown(chosen.data_seconds, seconds_text)),
         ("peak memory", shown(chosen.peak_memory_bytes, bytes_text)),
         ("peak memory of the baseline", shown(base.peak_memory_bytes, bytes_text)),
+        ("compilation pays off", shown(chosen.break_even_steps, "after {} steps".format)),
+        ("waiting for other ranks", _waiting(chosen)),
+        ("the same in the baseline", _waiting(base)),
     ]
-    rows.append(("compilation pays off", shown(chosen.break_even_steps, "after {} steps".format)))
-    for name, waiting in (
-        ("waiting for other ranks", chosen.exposed_communication),
-        ("the same in the baseline", base.exposed_communication),
-    ):
-        rows.append((name, "" if waiting is None else waiting.as_share(number)))
     return section("What limits a step", facts(rows))
+
+
+def _waiting(side: Chosen | Baseline) -> str:
+    waiting = side.exposed_communication
+    return "" if waiting is None else waiting.as_share(number)
 
 
 def _share_bar(value: float | None) -> str:
@@ -179,18 +172,17 @@ def _share_bar(value: float | None) -> str:
     return f"{bar} {number(value, f'{value:.0%}')}"
 
 
-def trials(profile: Profile) -> str:
+def _trials(profile: Profile) -> str:
     """Tabulate all trials, the fastest first, and those that failed with their reasons."""
-    tried = profile.evidence.tried
-    ordered = sorted(tried, key=lambda each: -each.samples_per_second)
+    evidence = profile.evidence
+    ordered = sorted(evidence.tried, key=lambda each: -each.samples_per_second)
     rows = [_trial(each) for each in ordered]
     head = ["policy", "batch", "settings", "samples/s", ""]
-    evidence = profile.evidence
     seconds = shown(evidence.tuning_seconds, seconds_text)
     spent = f"{shown(evidence.trials, str)} trials in {seconds}"
     if evidence.proof_seconds:
         spent += f", of which {shown(evidence.proof_seconds, seconds_text)} for proofs"
-    return section("All trials", paragraph(f"{spent}."), table(head, rows, numbers=(1, 3)))
+    return section("All trials", tag("p", f"{spent}."), table(head, rows, numbers=(1, 3)))
 
 
 def _trial(each: TriedRecipe) -> list[str]:
@@ -205,14 +197,12 @@ def _trial(each: TriedRecipe) -> list[str]:
     ]
 
 
-def refusals(profile: Profile) -> str:
-    """Tabulate what was ruled out, and why."""
+def _refusals(profile: Profile) -> str:
     rows = [[text(each.candidate), text(each.reason)] for each in profile.evidence.refusals]
     return section("Ruled out", table(["what", "why"], rows))
 
 
-def origin(profile: Profile) -> str:
-    """Say what the profile holds for: device, software, task, date."""
+def _origin(profile: Profile) -> str:
     mark, task = profile.device.fingerprint, profile.task
     rows = [
         ("device", text(f"{profile.device.name} ({profile.device.family})")),
@@ -227,12 +217,7 @@ def origin(profile: Profile) -> str:
     return section("What it holds for", facts(rows))
 
 
-def recipe(written: str) -> str:
-    """Show the recipe as the file has it."""
-    return section("The recipe", f"<pre><code>{text(written)}</code></pre>")
-
-
-def checks(watched: Sequence[WatchedStep]) -> str:
+def _checks(watched: Sequence[WatchedStep]) -> str:
     """Tabulate the checks during a training."""
     rows = [
         [
@@ -251,24 +236,18 @@ def _away(check: WatchedStep) -> tuple[float | None, ...]:
     return known if check.samples else (None,) * len(known)
 
 
+_SECTIONS = (
+    *(_warnings, _gain, _throughput, _numerics, _loss_scale, _islands, _limits),
+    *(_origin, _refusals, _trials),
+)
+
+
 def all_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ()) -> Iterator[str]:
     """Yield the sections in their order; `written` is the recipe as YAML."""
-    yield headline(profile)
-    yield checks(watched)
-    for make in (
-        warnings,
-        gain,
-        throughput,
-        numerics,
-        loss_scale,
-        islands,
-        limits,
-        origin,
-        refusals,
-        trials,
-    ):
-        yield make(profile)
-    yield recipe(written)
+    yield _headline(profile)
+    yield _checks(watched)
+    yield from (make(profile) for make in _SECTIONS)
+    yield section("The recipe", f"<pre><code>{text(written)}</code></pre>")
 
 
 def comparison(profiles: Mapping[str, Profile]) -> str:
@@ -276,7 +255,7 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
     rows = []
     for name, profile in profiles.items():
         evidence = profile.evidence
-        alike = evidence.speedup_same_batch
+        larger = evidence.throughput
         rate = evidence.chosen.samples_per_second
         rows.append(
             [
@@ -284,14 +263,14 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
                 text(profile.task.file),
                 text(profile.describe_recipe()),
                 evidence.speedup.in_words(show=number) if evidence.speedup.rounds else "",
-                alike.in_words(show=number) if alike is not None else "",
+                larger.in_words(show=number) if larger is not None else "",
                 shown(rate or None, rate_text),
                 text("inconclusive" if evidence.inconclusive else evidence.parity.verdict),
                 text(profile.created[:10]),
                 f"<code>{text(name)}</code>",
             ]
         )
-    head = ["device", "task", "recipe", "speed-up", "at the same batch", "throughput"]
+    head = ["device", "task", "recipe", "speed-up", "with its batch", "samples/s"]
     return section("Profiles by device", table([*head, "trains", "tuned", "file"], rows))
 
 

@@ -22,7 +22,11 @@ from autoprec.core.speed.attribution import (
 )
 from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
+from autoprec.tuning.confirmation.interleaved_timing import (
+    fit_in_memory_together,
+    shares_worker,
+    turns_worth,
+)
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.stage_results import SearchResult
 
@@ -57,11 +61,11 @@ class Ablations:
         without += _without_communication_settings(winner)
         return [recipe for recipe in without if recipe.key() != search.baseline.key()]
 
-    def rivals(self, recipe: Recipe, step_seconds: float | None = None) -> list[Recipe]:
+    def rivals(self, recipe: Recipe) -> list[Recipe]:
         """Return the recipes that may be chosen instead of one, as far as time and memory allow.
 
         Those are the simpler ones, and what is float32 at its batch: whatever precision brings less
-        than the rest is not worth its rounding. `step_seconds` are those of the recipe, if known.
+        than the rest is not worth its rounding.
         """
         simpler = self.simpler(recipe)
         plain = [
@@ -72,20 +76,21 @@ class Ablations:
         ]
         alike = [step.recipe for step in plain if step.what == PRECISION]
         rest = [step.recipe for step in plain]
-        return self._affordable([recipe, *simpler, *alike[:1]], rest, step_seconds)
+        return self._affordable([recipe, *simpler, *alike[:1]], rest, new_processes=False)
 
-    def parts(self, recipe: Recipe, step_seconds: float | None) -> list[Recipe]:
+    def parts(self, recipe: Recipe) -> list[Recipe]:
         """Return what lies between a recipe and the baseline, as far as time and memory allow.
 
         What the result is told over always runs: float32 with the recipe's settings, plain float32
-        at its batch, and what the user trains with already.
+        at its batch, and what the user trains with already; if asked for, so does every part.
         """
         plain = self.search.baseline
         steps = switch_off_in_turn(recipe, plain)
         alike = baseline_at_batch_of(recipe, plain).key()
-        told = [s.recipe for s in steps if s.what == PRECISION or s.recipe.key() == alike]
+        every = self.job.options.attribute
+        told = [s.recipe for s in steps if every or s.what == PRECISION or s.recipe.key() == alike]
         told += [] if self.present is None else [self.present]
-        return self._affordable([recipe, *told], [step.recipe for step in steps], step_seconds)
+        return self._affordable([recipe, *told], [step.recipe for step in steps])
 
     @property
     def present(self) -> Recipe | None:
@@ -105,30 +110,34 @@ class Ablations:
         return Present(present.policy, paired_ratio(rates[recipe.key()], rates[present.key()]))
 
     def _affordable(
-        self, given: Sequence[Recipe], more: Sequence[Recipe], step_seconds: float | None
+        self, given: Sequence[Recipe], more: Sequence[Recipe], *, new_processes: bool = True
     ) -> list[Recipe]:
         """Return `given` but the first and the baseline, and of `more` as many as can be timed."""
         baseline = self.search.baseline
         found = {recipe.key(): recipe for recipe in (baseline, *given)}
-        known = self._step_seconds(given[0]) if step_seconds is None else step_seconds
-        left = max(SPEED.comparison_seconds, self._turns_seconds(known) + self.seconds(baseline))
+        left = SPEED.comparison_seconds
         for recipe in more:
-            needed, running = self.seconds(recipe), [*found.values(), recipe]
+            needed = self.seconds(recipe, new_processes=new_processes)
             if (
                 recipe.key() not in found
                 and needed <= left
-                and fit_in_memory_together(self.job, running, self.search.trials)
+                and fit_in_memory_together(self.job, [*found.values(), recipe], self.search.trials)
             ):
                 found[recipe.key()] = recipe
                 left -= needed
         return [recipe for recipe in found.values() if recipe not in (baseline, given[0])]
 
-    def seconds(self, recipe: Recipe) -> float:
-        """Return the seconds that timing a recipe in all rounds takes."""
-        return self._turns_seconds(self._step_seconds(recipe))
+    def seconds(self, recipe: Recipe, *, new_processes: bool = True) -> float:
+        """Return the seconds that a recipe adds to the fewest rounds, its process included.
 
-    def _turns_seconds(self, step_seconds: float) -> float:
-        return (self.job.options.rounds + SPEED.setup_turns) * max(SPEED.turn_seconds, step_seconds)
+        On a CPU each round has `new_processes`, and as many turns as these are worth.
+        """
+        turn = max(SPEED.turn_seconds, self._step_seconds(recipe))
+        shared = shares_worker(self.job, recipe, self.search.trials.framework)
+        start = 0.0 if shared else SPEED.worker_seconds
+        if new_processes and self.job.on_cpu:
+            return SPEED.min_rounds * (start + turn * turns_worth(SPEED.worker_seconds, turn))
+        return start + SPEED.min_rounds * turn
 
     def _step_seconds(self, recipe: Recipe) -> float:
         """Return a recipe's step time, as the cost model predicts it where it was not measured.

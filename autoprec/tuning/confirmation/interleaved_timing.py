@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autoprec.backends import registry
+from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
@@ -40,20 +41,31 @@ def keep_all(finals: tuple[Finalist, ...]) -> Collection[int]:
     return range(len(finals))
 
 
-#: Knobs that a framework sets for the whole process.
-_PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
-
-
 def shares_worker(job: TuningJob, recipe: Recipe, framework: str) -> bool:
     """Say whether sessions of other recipes may be open in the recipe's process.
 
-    What another session frees changes the speed of one that gives its own memory back, and hardly
-    that of one that keeps it: beside float32, three recipes on a Xeon with AMX were faster by 3.1,
-    18.4 and 4.3 per cent, and by -0.9, 2.5 and -2.9 (benchmarks/search/session_pairs.py).
+    Threads and TF32 are set for the whole process. Where sessions interfere, what is compiled is
+    thrown away when another one opens; and what another session frees changes the speed of one that
+    gives main memory back, and hardly that of one that keeps it: beside float32, three recipes on a
+    Xeon with AMX were faster by 3.1, 18.4 and 4.3 per cent, and by -0.9, 2.5 and -2.9
+    (benchmarks/search/session_pairs.py).
     """
-    if not job.on_cpu or any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS):
+    if "threads" in recipe.knobs or recipe.policy is Policy.TF32:
         return False
-    return recipe.keeps_memory or not registry.capabilities(framework).sessions_interfere
+    if not registry.capabilities(framework).sessions_interfere:
+        return True
+    return not recipe.compile and (recipe.keeps_memory or not job.on_cpu)
+
+
+def turns_worth(process_seconds: float, turn_seconds: float) -> int:
+    """Return how many turns in a process tell most for their seconds.
+
+    That is the square root of what the process takes over what a turn takes, times how much more
+    turns differ than processes (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
+    2013).
+    """
+    worth = SPEED.turns_over_processes * math.sqrt(process_seconds / turn_seconds)
+    return max(1, min(SPEED.most_turns, round(worth)))
 
 
 class InterleavedTiming:
@@ -126,12 +138,7 @@ class InterleavedTiming:
         )
 
     def _time_round(self, order: Sequence[int], *, backwards: bool) -> Mapping[int, Measurement]:
-        """Time each recipe once, or as often as new processes are worth; every other time in turn.
-
-        The number of turns that tells most for its seconds is the square root of what the processes
-        take over what their turns take, times how much more turns differ (Kalibera and Jones,
-        "Rigorous benchmarking in reasonable time", 2013).
-        """
+        """Time each recipe once, or as often as new processes are worth, there and back."""
         turns: dict[int, list[Measurement]] = {index: [] for index in order}
         began, count = time.monotonic(), 1
         while (ran := len(turns[order[0]])) < count:
@@ -140,8 +147,7 @@ class InterleavedTiming:
             if not ran and self._new_processes:
                 each = max(time.monotonic() - began, 1e-3)
                 ready = self._sessions.start_seconds + self._sessions.open_seconds
-                worth = SPEED.turns_over_processes * math.sqrt(ready / each)
-                count = max(1, min(SPEED.most_turns, round(worth)))
+                count = turns_worth(ready, each)
         return _level(turns)
 
     def _time_turn(self, index: int) -> Measurement:
@@ -249,7 +255,7 @@ def time_interleaved(
     def shares(recipe: Recipe) -> bool:
         return shares_worker(job, recipe, trials.framework)
 
-    interfere = registry.capabilities(trials.framework).sessions_interfere
+    interfere = registry.capabilities(trials.framework).sessions_interfere and job.on_cpu
     if interfere or not (together and any(map(shares, recipes))):
         runner.drop()  # its memory is free for the recipes that run, or it starts anew
     timing = InterleavedTiming(

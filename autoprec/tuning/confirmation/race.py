@@ -89,11 +89,8 @@ def _race(job: TuningJob, search: SearchResult, runner: Runner) -> SearchResult:
         if not contenders:
             break
         own = [search.trials.space.recipe(each.point) for each in contenders]
-        steps = contenders[0].measurement
-        beside = Ablations(job, search).rivals(
-            own[0], None if steps is None else steps.step_seconds
-        )
-        beside = [each for each in beside if each not in own and each not in left_out]
+        rivals = Ablations(job, search).rivals(own[0])
+        beside = [each for each in rivals if each not in own and each not in left_out]
         recipes = [search.baseline, *own, *beside]
         job.listener(Stage("reranking", "the fastest recipes in alternation"))
         try:

@@ -7,7 +7,6 @@ another recipe was proven than the one that won it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,6 @@ from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import (
     attribute_speedup,
     baseline_at_batch_of,
-    switch_off_in_turn,
 )
 from autoprec.core.speed.consistency import is_too_wide, overstated
 from autoprec.core.speed.noise import Ratio, is_sharp, paired_ratio
@@ -139,13 +137,14 @@ class _Confirmation:
         if rival is None or self._is_late():
             return self._keep_baseline(reason, measured)
         self.job.listener(Stage("confirmation", "the baseline again: it is far ahead of all else"))
-        quick = self.ablations.seconds(rival) <= SPEED.comparison_seconds
+        needed = self.ablations.seconds(rival, new_processes=False)
+        recipes = [baseline, rival] if needed <= SPEED.comparison_seconds else [baseline]
         try:
-            timed = self._time([baseline, rival] if quick else [baseline], SPEED.min_rounds)
+            timed = self._time(recipes, SPEED.min_rounds, new_processes=False)
         except FinalistFailed as failed:
             if failed.recipe.key() == baseline.key():
                 raise
-            timed = self._time([baseline], SPEED.min_rounds)
+            timed = self._time([baseline], SPEED.min_rounds, new_processes=False)
         best = timed.finalists[1] if len(timed.finalists) > 1 else None
         doubts = inconsistencies(trials, timed.finalists[0], best)
         return self._keep_baseline(reason, {**measured, **timed.measured}, doubts)
@@ -160,7 +159,6 @@ class _Confirmation:
         searched = searched_ratio(self.search.trials, winner.recipe, self._baseline)
         if searched is not None and self._must_take and searched.ratio < SPEED.surely_slower_share:
             return self._take_as_searched(winner, searched, measured)
-        began = time.monotonic()
         try:
             raced = self._race(winner)
         except FinalistFailed as failed:
@@ -173,10 +171,9 @@ class _Confirmation:
                 return self._decide(raced.finalists, measured)
         chosen = winner.recipe if leader is None else leader.recipe
         try:
-            timed = None if self._is_late() else self._time_against_baseline(chosen, winner)
+            timed = None if self._is_late() else self._time_against_baseline(chosen)
         except FinalistFailed as failed:
             return self._lose(failed, winner, measured)
-        took = time.monotonic() - began
         if timed is not None and self._is_enough(timed.finalists):
             measured = {**measured, **timed.measured}
             before = None if leader is None else leader.ratio
@@ -187,12 +184,6 @@ class _Confirmation:
             return self._leave_unconfirmed(winner, searched, measured)
         if decided.choice.recipe.key() == self._baseline.key():
             return decided
-        left = self.job.deadline.left(CONFIRMATION_SHARE)
-        if self.job.options.attribute and left > took:  # it takes as long again
-            again = self._time_every_part(decided.choice.recipe)
-            if self._is_enough(again.finalists):
-                timed = again
-                decided = replace(decided, measured={**measured, **again.measured})
         return self._attributed(decided, winner, timed.finalists)
 
     def _race(self, winner: ProvenRecipe) -> TimedRounds | None:
@@ -202,7 +193,7 @@ class _Confirmation:
         """
         rivals = [
             recipe
-            for recipe in self.ablations.rivals(winner.recipe, winner.step_seconds)
+            for recipe in self.ablations.rivals(winner.recipe)
             if self._may_be_chosen(recipe, winner)
         ]
         recipes = [self._baseline, winner.recipe, *rivals]
@@ -227,15 +218,6 @@ class _Confirmation:
 
     def _is_enough(self, finalists: Sequence[Finalist]) -> bool:
         return len(finalists[0].rates) >= min(SPEED.min_rounds, self.job.options.rounds)
-
-    def _time_every_part(self, recipe: Recipe) -> TimedRounds:
-        """Time the chosen recipe again, next to all that lie between it and the baseline."""
-        self.job.listener(Stage("confirmation", "each part of the speed-up by itself"))
-        steps = [step.recipe for step in switch_off_in_turn(recipe, self._baseline)]
-        present = self.ablations.present
-        steps += [] if present in (None, recipe) else [present]
-        parts = [step for step in steps if step.key() != self._baseline.key()]
-        return self._time_with([recipe, self._baseline], parts, self.job.options.rounds)
 
     def _may_be_chosen(self, recipe: Recipe, winner: ProvenRecipe) -> bool:
         """Say whether a rival may be chosen: it may be as fast, and needs no proof of its own."""
@@ -318,8 +300,11 @@ class _Confirmation:
             result = self._take_as_searched(winner, searched, measured)
         return replace(result, not_covered=(f"{name} in alternation with float32",))
 
-    def _time_against_baseline(self, recipe: Recipe, winner: ProvenRecipe) -> TimedRounds:
-        """Time the baseline, a recipe and the parts of its speedup until its ratio is known."""
+    def _time_against_baseline(self, recipe: Recipe) -> TimedRounds:
+        """Time the baseline, a recipe and the parts of its speedup until its ratio is known.
+
+        A part that fails is left out.
+        """
         self.job.listener(Stage("confirmation", "the winner against float32"))
 
         def running(finalists: tuple[Finalist, ...]) -> Collection[int]:
@@ -327,21 +312,11 @@ class _Confirmation:
             decided = self._is_decided(len(finalists[0].rates), ratio)
             return () if decided else keep_all(finalists)
 
-        parts = self.ablations.parts(recipe, winner.step_seconds)
-        rounds = 2 * self.job.options.rounds
-        return self._time_with([self._baseline, recipe], parts, rounds, running)
-
-    def _time_with(
-        self,
-        recipes: Sequence[Recipe],
-        parts: Sequence[Recipe],
-        rounds: int,
-        running: SelectRemaining = keep_all,
-    ) -> TimedRounds:
-        """Time recipes beside `parts` of a speedup; a part that fails is left out."""
+        parts = self.ablations.parts(recipe)
         while True:
             try:
-                return self._time([*recipes, *parts], rounds, running)
+                recipes = [self._baseline, recipe, *parts]
+                return self._time(recipes, 2 * self.job.options.rounds, running)
             except FinalistFailed as failed:
                 if failed.recipe not in parts:
                     raise
@@ -367,15 +342,27 @@ class _Confirmation:
         return ratio.ratio <= 1.0 + SPEED.min_gain or (ran == rounds and ratio.low > 1.0)
 
     def _time(
-        self, recipes: Sequence[Recipe], rounds: int, running: SelectRemaining = keep_all
+        self,
+        recipes: Sequence[Recipe],
+        rounds: int,
+        running: SelectRemaining = keep_all,
+        *,
+        new_processes: bool = True,
     ) -> TimedRounds:
         """Time recipes in alternation, until `running` or the time limit ends it."""
 
         def in_time(finalists: tuple[Finalist, ...]) -> Collection[int]:
             return () if self._is_late() else running(finalists)
 
-        trials, runner = self.search.trials, self.runner
-        return time_interleaved(self.job, recipes, rounds, trials, runner, in_time)
+        return time_interleaved(
+            self.job,
+            recipes,
+            rounds,
+            self.search.trials,
+            self.runner,
+            in_time,
+            new_processes=new_processes,
+        )
 
 
 def _is_no_gain(ratio: Ratio) -> bool:

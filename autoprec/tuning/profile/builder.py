@@ -14,6 +14,7 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.profile import (
     NOT_COMPARED,
+    SCHEMA,
     Baseline,
     Chosen,
     DeviceRecord,
@@ -21,7 +22,6 @@ from autoprec.core.profile import (
     Profile,
     TaskRecord,
     TriedRecipe,
-    schema_of,
     without_speeds,
 )
 from autoprec.core.recipe import Recipe
@@ -55,9 +55,12 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     base, chosen = result.measurement_of(plain), result.measurement_of(choice.recipe)
     bound = _bound(result, choice.recipe, chosen, devices=len(job.devices))
     verdict = proven.verdict if proven is not None else REFERENCE
-    gain = result.confirmation.speedup if proven is not None else None
-    same = result.confirmation.speedup_same_batch if proven is not None else None
-    present = confirmation.present if proven is not None else None
+    gain, same, present = None, None, None
+    if proven is not None:
+        gain, same = confirmation.speedup, confirmation.speedup_same_batch
+        present = confirmation.present
+    own_batch = recipe.effective_batch == plain.effective_batch
+    alike, larger = (gain, None) if own_batch else (same, gain)
     evidence = Evidence(
         baseline=Baseline(
             policy=Policy.FLOAT32,
@@ -82,8 +85,8 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
             break_even_steps=_break_even(result, choice.recipe),
             exposed_communication=_exposed_communication(result, choice.recipe),
         ),
-        speedup=rounded(gain) if gain is not None else NOT_COMPARED,
-        speedup_same_batch=None if same is None else rounded(same),
+        speedup=NOT_COMPARED if alike is None else rounded(alike),
+        throughput=None if larger is None else rounded(larger),
         present=None if present is None else replace(present, speedup=rounded(present.speedup)),
         batch=_batch_choice(job, result, recipe, chosen),
         parity=verdict,
@@ -109,7 +112,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     if result.preflight.rehearsed:
         evidence = without_speeds(evidence)
     return Profile(
-        schema=schema_of(recipe),
+        schema=SCHEMA,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         autoprec=__version__,
         task=TaskRecord(job.task.name, digest, result.preflight.task.framework),
@@ -126,10 +129,10 @@ def _batch_choice(
     """Return what the trials tell of the batch; of parts of one that is kept, nothing."""
     space, feeds = result.trials.space, measured.loader_feeds
     free = space.effective_batch is None and len(space.batch_sizes) > 1
-    history, ranks = result.search.ranking or result.trials.history, space.world_size
+    history, ranks = result.search.ranked, space.world_size
     knee = knee_of(history, recipe.policy.value) if free else None
     proven = result.confirmation.proven
-    seen = None if proven is None else proven.noise_scale
+    seen = result.search.noise_scale or (None if proven is None else proven.noise_scale)
     return BatchChoice(
         yours=result.search.baseline.effective_batch,
         chosen=recipe.effective_batch,
@@ -262,10 +265,15 @@ def _reason(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) 
 def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) -> str:
     weights = result.preflight.task.weights_in
     if result.confirmation.proven is not None and result.confirmation.speedup is not None:
-        gain = result.confirmation.speedup
-        base = f"the model as it is, in {weights}" if weights else "float32 as it was run"
+        gain, same = result.confirmation.speedup, result.confirmation.speedup_same_batch
+        plain = f"the model as it is, in {weights}" if weights else "float32"
+        base = plain if weights else "float32 as it was run"
+        said = f", over {base}, reaches {gain.in_words()}"
+        if recipe.effective_batch != result.search.baseline.effective_batch:
+            alike = "" if same is None else f"{same.in_words()} over {plain} at that batch, "
+            said = f" reaches {alike}{gain.in_words()} the samples/s of {base},"
         return (
-            f"{name_recipe(recipe, weights)}, over {base}, reaches {gain.in_words()} and "
+            f"{name_recipe(recipe, weights)}{said} and "
             f"{result.confirmation.proven.verdict.reason}; {bound.sentence}"
         )
     first = "; ".join(f"{r.candidate}: {r.reason}" for r in result.refusals[:2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.measurement import Measurement
-from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
+from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.contention import BUSY_SHARE
 from autoprec.core.speed.noise import relative_spread

@@ -25,8 +25,8 @@ from autoprec.core.dtypes import DType
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.curve_samples import sample_curves
 from autoprec.core.numerics.exact_settings import SettingsVerdict
+from autoprec.core.numerics.loss_curves import sample_curves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.proof_steps import ProofLength
@@ -111,6 +111,19 @@ class Proof:
     def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
         """Return the gradient noise scale that the proof saw at the recipe's batch, if it did."""
         return self._recorder.noise_scale(recipe)
+
+    def measure_noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Train float32 at the recipe's batch for the first steps; return what they showed."""
+        length = ProofLength(proof_steps.SHORT_STEPS, recipe.batch_size)
+        self._recorder.deadline = self._until
+        try:
+            runs = self._recorder.reference(recipe, length)
+            self._recorder.compare(float32_of(recipe), runs)
+        except ProofTimeout:
+            self.forget()
+        finally:
+            self._recorder.deadline = math.inf
+        return self.noise_scale(recipe)
 
     def prove(
         self, recipe: Recipe, *, seeds: Sequence[int] = SEEDS, until_failure: bool = False

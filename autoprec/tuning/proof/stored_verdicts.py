@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from autoprec.core.device.policies import Refusal
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywhere
 from autoprec.core.numerics.tolerance import Tolerance
@@ -34,6 +35,10 @@ from autoprec.workers.runner import (
     raise_unrelated,
     run_trial,
 )
+
+
+#: Settings that change a tuning's result, and no verdict.
+_NOT_OF_PROOFS = ("attribute", "baseline", "search_limit", "trials")
 
 
 class StoredProofLengths(MutableMapping[str, ProofLength]):
@@ -143,6 +148,24 @@ class Prover:
         self._keep(recipe, attempt.proven)
         self._explain(recipe if attempt.proven is None else attempt.proven.recipe)
         return attempt
+
+    def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
+        """Measure the gradient noise scale at the first steps of float32 at the recipe's batch.
+
+        None where gradients cannot be compared, or no time is left.
+        """
+        name = f"noise:{recipe.key()}"
+        found = self._study.recall(name, NoiseScale)
+        if found is None:
+            self._listener(Stage("proof", "how noisy the gradient is, in float32"))
+            try:
+                found = self._proof.measure_noise_scale(recipe)
+            except WorkerFailure as failure:
+                raise_unrelated(failure)
+            self.forget()
+            if found is not None:
+                self._study.remember(name, found)
+        return found
 
     def forget(self) -> None:
         """Release the memory that proofs hold in the worker."""
@@ -259,7 +282,9 @@ class Prover:
         self._listener(Progress(phase, step))
 
     def _name(self, recipe: Recipe) -> str:
-        return f"proof:{self._options.limits()!r}:{recipe.key()}"
+        limits = self._options.limits().items()
+        kept = {name: value for name, value in limits if name not in _NOT_OF_PROOFS}
+        return f"proof:{kept!r}:{recipe.key()}"
 
     def _recall(self, recipe: Recipe) -> ProvenRecipe | None:
         return self._study.recall(self._name(recipe), ProvenRecipe)

@@ -18,7 +18,8 @@ def first_answer(search: SearchResult, policies: Collection[Policy] = ()) -> str
     Only `policies` may be chosen, any where there are none.
     """
     trials, baseline = search.trials, search.baseline_outcome
-    allowed = [o for o in trials.history if not policies or o.point["policy"] in policies]
+    found = search.ranking or trials.history
+    allowed = [o for o in found if not policies or o.point["policy"] in policies]
     leading = shortlist(allowed, trials.space, count=1)
     if not leading:
         return "so far: none of the policies that were asked for has run"

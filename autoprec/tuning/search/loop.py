@@ -57,7 +57,8 @@ class Search:
     Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
     it does becomes the baseline (`fitting_baseline` of the history tells which). Where a policy
     raises in the task's own code, its recipes are measured with the modules in float32 that it
-    cannot run without; `units` are the modules there are.
+    cannot run without; `units` are the modules there are. `spent` are the seconds of its limit that
+    an earlier search took. Trials at batches that the space does not have do not count.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Search:
         baseline: Point,
         units: Sequence[Unit] = (),
         clock: Callable[[], float] = time.monotonic,
+        *,
+        spent: float = 0.0,
     ) -> None:
         self._job, self._study, self._units = job, study, units
         self._space = with_needed_islands(study, space)
         self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
-        self._clock, self._began = clock, clock()
+        self._clock, self._began, self._spent = clock, clock(), spent
         self.not_covered: tuple[str, ...] = ()
 
     @property
@@ -81,12 +84,21 @@ class Search:
         """Return the space, with the modules that policies were found to need in float32."""
         return self._space
 
+    @property
+    def seconds(self) -> float:
+        """Return what has been spent of the search's limit."""
+        return self._spent + self._clock() - self._began
+
+    def _history(self) -> tuple[Outcome, ...]:
+        sizes = self._space.batch_sizes
+        return tuple(each for each in self._study.history() if each.point[BATCH] in sizes)
+
     def measure_since_resume(self, runner: Runner) -> None:
         """Time the baseline of a resumed study; forget the trials where its speed has changed.
 
         New trials could not be compared with them. Two timings must show it.
         """
-        study, space, history = self._study, self._space, self._study.history()
+        study, space, history = self._study, self._space, self._history()
         settled = fitting_baseline(space, self._baseline, history)
         plain = None if settled is None else outcome_at(history, settled)
         if settled is None or plain is None or plain.rate <= 0:
@@ -109,7 +121,7 @@ class Search:
         job.listener(Stage("search", f"{len(space.points())} recipes"))
         repeats = 0
         while True:
-            history = study.history()
+            history = self._history()
             settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
                 return history
@@ -149,7 +161,7 @@ class Search:
         if self._job.deadline.passed(SEARCH_SHARE):
             return Stop(f"its share of the time limit of {options.time_limit:g} s is used up")
         limit = options.search_limit
-        if limit is not None and self._clock() - self._began >= limit:
+        if limit is not None and self.seconds >= limit:
             return Stop(f"the search's limit of {limit:g} s is reached")
         return None
 

@@ -37,6 +37,7 @@ def run_search(
         baseline_point=baseline,
         notes=_notes(space, requested, baseline),
         not_covered=search.not_covered,
+        seconds=search.seconds,
     )
 
 

@@ -103,11 +103,8 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
 
 def _batch_share(options: Options, task: TaskFacts) -> float:
     """Return what a smaller batch may lose; the parts of a batch that is kept lose nothing."""
-    return (
-        SPEED.knee_share
-        if options.batch == "knee" and task.batch_size is None
-        else SPEED.most_share
-    )
+    at_knee = options.batch in ("knee", "goodput") and task.batch_size is None
+    return SPEED.knee_share if at_knee else SPEED.most_share
 
 
 def _distributed(job: TuningJob) -> Distributed | None:

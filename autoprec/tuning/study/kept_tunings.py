@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, from_plain
 from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.earlier_profiles import profile_from_plain
 from autoprec.core.profile import Profile
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.errors import TaskError
@@ -76,7 +77,11 @@ def read_tunings(place: str | Path) -> tuple[KeptTuning, ...]:
 def _tuning(name: str, notes: Mapping[str, Any], trials: list[Any]) -> KeptTuning:
     outcomes = [_decoded(Outcome, trial.user_attrs.get(OUTCOME)) for trial in trials]
     facts = _decoded(DeviceFacts, notes.get("facts"))
-    stored = _decoded(StoredProfile, notes.get(RESULT))
+    stored = notes.get(RESULT)
+    profile = None
+    if isinstance(stored, Mapping):
+        with contextlib.suppress(DecodeError):
+            profile = profile_from_plain(stored.get("profile") or {})
     ended = [trial.datetime_complete or trial.datetime_start for trial in trials]
     return KeptTuning(
         name=name,
@@ -84,7 +89,7 @@ def _tuning(name: str, notes: Mapping[str, Any], trials: list[Any]) -> KeptTunin
         device="" if facts is None else facts.name,
         last_used=max((each for each in ended if each is not None), default=None),
         outcomes=tuple(each for each in outcomes if each is not None),
-        profile=None if stored is None else stored.profile,
+        profile=profile,
     )
 
 

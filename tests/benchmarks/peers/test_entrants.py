@@ -51,6 +51,7 @@ def test_knobs_apart_changes_neither_policy_nor_batch_nor_what_products_are_comp
 
 def test_a_rivals_process_keeps_its_memory_from_the_start_and_ours_does_not() -> None:
     from autoprec.workers.client import WorkerSettings
+    from autoprec.workers.task_source import TaskSource
 
     started = []
 
@@ -69,7 +70,7 @@ def test_a_rivals_process_keeps_its_memory_from_the_start_and_ours_does_not() ->
         def kill(self) -> None:
             pass
 
-    settings = WorkerSettings(Path("mlp.py"), environment={"A": "1"})
+    settings = WorkerSettings(TaskSource(Path("mlp.py")), environment={"A": "1"})
     runner = entrants.KeptRunner(settings, lambda phase, step: None, Fake)
     for kept in (False, True, True, False):
         runner.call("open", recipe=entrants.Entrant(BF16, kept).marked)

@@ -24,6 +24,14 @@ def test_the_hold_out_is_four_torch_tasks_and_two_of_keras_that_are_nowhere_else
     assert "no change of the tuner may be developed on" in said
 
 
+def test_rounds_of_one_process_count_once() -> None:
+    """Processes that differ by a tenth each, and agree within: three ratios, not six."""
+    rates = [1.0, 1.0, 1.1, 1.1, 1.21, 1.21]
+    assert holdout.by_process(rates, 2) == pytest.approx([1.0, 1.1, 1.21])
+    assert holdout.by_process([1.0, 4.0, 9.0], 3) == pytest.approx([36 ** (1 / 3)])
+    assert holdout.by_process(rates, 1) == pytest.approx(rates)
+
+
 def test_a_task_of_the_hold_out_that_fails_is_a_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

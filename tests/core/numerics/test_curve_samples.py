@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoprec.core.numerics.curve_samples import POINTS, sample_curves
-from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.loss_curves import POINTS, SeedRun, sample_curves
 from autoprec.core.numerics.traces import Trajectory
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.numerics.evaluation import check_evaluation
 from autoprec.core.numerics.needed_noise import needs_noise_at_checkpoints
 from autoprec.core.numerics.parity import judge
+from autoprec.core.numerics.single_step import check_evaluation
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from tests.core.evidence import DEFAULT
 from tests.core.numerics.test_needed_noise import GOOD, QUIET

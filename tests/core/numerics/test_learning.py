@@ -11,7 +11,7 @@ import pytest
 from autoprec.core.numerics.learning import LEAST_STEPS, has_learned
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.parity import judge
-from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
+from autoprec.core.numerics.verdict import NOTHING_LEARNED
 from tests.core.evidence import DEFAULT, evidence, run
 
 

@@ -58,3 +58,11 @@ def test_a_larger_batch_needs_at_most_the_samples_by_the_least_of_the_range() ->
     assert found.samples_needed(256, 32) == pytest.approx(320 / 96)
     assert found.samples_needed(32, 32) == 1.0
     assert NoiseScale(None, None, None, 32).samples_needed(256, 32) == 1.0
+
+
+def test_samples_grow_with_the_batch_over_the_scale() -> None:
+    found = NoiseScale(at=100.0, low=64.0, high=200.0, batch=32)
+    assert found.samples_factor(300) == 4.0
+    assert NoiseScale(None, 64.0, None, 32).samples_factor(300) == 1.0
+    none = NoiseScale(0.0, 0.0, 0.0, 32)
+    assert none.samples_factor(64) / none.samples_factor(32) == pytest.approx(2.0)

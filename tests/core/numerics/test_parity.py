@@ -15,8 +15,7 @@ from autoprec.core.numerics.loss_curves import SeedRun, check_stability, check_t
 from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
-from autoprec.core.numerics.verdict import ProofEvidence, Verdict
-from autoprec.core.numerics.verdict_reasons import _from_to
+from autoprec.core.numerics.verdict import ProofEvidence, Verdict, _from_to
 from autoprec.errors import UsageError
 from tests.core.evidence import DEFAULT, FALLING, drifting, evidence, points, run, times
 

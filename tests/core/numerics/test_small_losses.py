@@ -10,7 +10,7 @@ from autoprec.core.numerics.late_failures import check_long_runs
 from autoprec.core.numerics.loss_curves import SeedRun, check_trajectory
 from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.tolerance import Check, chance
-from autoprec.core.numerics.verdict_reasons import describe_success
+from autoprec.core.numerics.verdict import describe_success
 from tests.core.evidence import DEFAULT, evidence, run, times
 
 STEPS = 120

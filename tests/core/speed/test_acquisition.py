@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.speed.acquisition import Next, next_point
+from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.feasibility import same_arm, why_ruled_out
 from autoprec.core.speed.space import BATCH, Space, point_key, powers_of_two
 from autoprec.core.speed.stopping import Limits, Stop
@@ -91,7 +92,7 @@ def test_what_is_foreseen_is_said_of_points_that_may_be_chosen_and_comes_true():
             errors.append(abs(math.log(step.expected_rate / true_rate(step.point))))
         history.append(machine.run(step.point))
     assert len(errors) == 3
-    assert max(errors[-3:]) < 0.1
+    assert max(errors) < math.log(SPEED.disturbed_ratio_range[0]), "a true rate is not doubted"
 
 
 class Neighbour(Machine):

@@ -92,3 +92,15 @@ def test_of_the_fastest_one_thing_is_changed_at_a_time():
             changed.append(sum(decision.point[name] != value for name, value in fastest.items()))
         history.append(measured(decision.point, true_rate(decision.point)))
     assert changed[:3] == [1, 1, 1]
+
+
+def test_a_gain_is_over_what_the_model_takes_the_fastest_to_be_not_over_a_lucky_timing():
+    lucky = measured(at(64), 1100.0)
+    history = [*ran([16, 32, 128], flat=True), lucky, measured(at(64, "mixed_bfloat16"), 1000.0)]
+    model = fit_model(history)
+    best = max(model.predict(outcome.point).mean for outcome in history)
+    assert best < math.log(lucky.rate) - 0.02
+    space = replace(TWO, batch_sizes=(16, 32, 64, 128))
+    decision = next_point(space, at(32), history, LIMITS)
+    gain = model.predict(decision.point).expected_gain(best)
+    assert decision.reason == f"expected gain {math.expm1(gain):.1%}"

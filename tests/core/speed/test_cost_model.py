@@ -148,7 +148,7 @@ def test_a_measured_point_is_predicted_as_it_was_measured():
     for item in known:
         predicted = model.predict(item.point)
         assert predicted.mean == pytest.approx(item.log_rate, abs=0.02)
-        assert predicted.deviation < 0.03
+        assert predicted.deviation < 0.05, "its own timing is not all that tells"
 
 
 def test_what_one_policy_shows_of_a_layout_is_expected_of_another():
@@ -337,3 +337,17 @@ def test_memory_is_of_its_own_where_weights_stay_gathered():
     arm = cost_model._memory_arm
     assert arm(point(8)) == arm(point(8, reshard_after_forward=True))
     assert arm(point(8)) != arm(point(8, reshard_after_forward=False))
+
+
+def test_a_timing_that_ended_when_its_interval_was_narrow_is_hardly_surer_for_it():
+    """The narrowest at which a trial ends is 2 %, so half a per cent of deviation."""
+    found = [
+        ThroughputModel([MeasuredRate(point(32), 0.0, deviation)]).predict(point(64)).deviation
+        for deviation in (0.0, 0.005)
+    ]
+    assert found[1] == pytest.approx(found[0], rel=0.01)
+    at_it = [
+        ThroughputModel([MeasuredRate(point(32), 0.0, deviation)]).predict(point(32)).deviation
+        for deviation in (0.0, 0.005)
+    ]
+    assert at_it[1] == pytest.approx(at_it[0], rel=0.01)

@@ -181,9 +181,9 @@ def test_the_largest_batch_is_in_doubt_if_a_neighbour_may_have_slowed_it(factor,
     assert possibly_disturbed(history) == ((history[-1],) if suspected else ())
 
 
-@pytest.mark.parametrize(("best", "suspected"), [(9000, True), (9200, False)])
+@pytest.mark.parametrize(("best", "suspected"), [(9200, True), (9400, False)])
 def test_only_who_is_foreseen_within_a_twentieth_of_the_fastest_is_in_doubt(best, suspected):
-    """Batch 256 is foreseen at 8685 samples per second, whoever else is the fastest."""
+    """Batch 256 is foreseen at 8800 samples per second, whoever else is the fastest."""
     history = [*curve(b256=0.75), measured(at(32, "mixed_bfloat16"), best)]
     assert possibly_disturbed(history) == ((history[3],) if suspected else ())
 

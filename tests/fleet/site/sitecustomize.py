@@ -12,7 +12,7 @@ import sys
 
 
 class _Hook(importlib.abc.MetaPathFinder):
-    """Puts the answer over LocalMachine's once its module has been imported."""
+    """Puts the answer over Machine's once its module has been imported."""
 
     def find_spec(self, name, path, target=None):
         if name != "autoprec.hardware.machine":
@@ -23,7 +23,7 @@ class _Hook(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             run(module)
-            _install(module.LocalMachine)
+            _install(module.Machine)
 
         spec.loader.exec_module = exec_module
         return spec

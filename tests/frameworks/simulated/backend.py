@@ -185,8 +185,10 @@ class SimulatedSession:
         if self._model.drift:
             base *= math.exp(self._random.gauss(0.0, self._model.drift))
         times: list[float] = []
-        while not timing_may_stop(times, budget, sum(times)):
+        elapsed = 0.0
+        while not self._may_stop(times, budget, elapsed):
             times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
+            elapsed += times[-1]
             if self._model.sleep_seconds:  # even a sleep of nothing takes some time
                 time.sleep(self._model.sleep_seconds)
             if len(times) == self._model.hang_after_steps:
@@ -203,6 +205,12 @@ class SimulatedSession:
             peak_memory_bytes=self._model.peak_bytes(recipe.batch_size),
             exposed_communication=_exposed(reduction / base) if recipe.distributed else None,
         )
+
+    def _may_stop(self, times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool:
+        """Return what `timing_may_stop` does; no spread of noisy times is as narrow as nothing."""
+        if self._model.noise and not budget.precision and len(times) >= max(1, budget.min_steps):
+            return len(times) >= budget.max_steps or elapsed >= budget.seconds
+        return timing_may_stop(times, budget, elapsed)
 
     def close(self) -> None:
         """Free what was really allocated."""
@@ -230,6 +238,7 @@ class SimulatedTracer:
     def __init__(self, model: SimulatedModel, report: ProgressCallback) -> None:
         self._model, self._report = model, report
         self._checkpoints: tuple[int, ...] = ()
+        self._noise_share: float | None = None
 
     def reference(
         self,
@@ -244,6 +253,8 @@ class SimulatedTracer:
     ) -> Trajectory:
         """See `Tracer.reference`."""
         losses = self._losses(0, steps, 1.0)
+        noise = self._model.gradient_noise
+        self._noise_share = None if noise is None else noise / (noise + batch_size)
         made = range(1, steps + 1)
         if stop_at_plateau:
             steps = next(n for n in made if proof_steps.has_ended(losses[:n], steps))
@@ -258,9 +269,11 @@ class SimulatedTracer:
             return tuple(StepComparison(step, None, 1.0, None) for step in self._checkpoints)
         factor = 1.5 if self._breaks(recipe) else 1.0 + rounding
         error = 0.9 if self._breaks(recipe) else 5 * rounding
+        share = self._noise_share
+        losses = [(step, self._loss(0, step)) for step in self._checkpoints]
         return tuple(
-            StepComparison(step, factor * self._loss(0, step), self._loss(0, step), error)
-            for step in self._checkpoints
+            StepComparison(step, factor * loss, loss, error, noise_share=share)
+            for step, loss in losses
         )
 
     def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:

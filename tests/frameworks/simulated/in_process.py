@@ -56,7 +56,7 @@ class InProcessWorker(Worker):
         """Make the call; return its answer."""
         self._on_progress = on_progress
         if self._method == "load":
-            with _LOADING, _module_of_its_own(self.settings.task.stem):
+            with _LOADING, _module_of_its_own(self.settings.task.path.stem):
                 answer = self._answer()
         else:
             answer = self._answer()

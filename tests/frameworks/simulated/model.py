@@ -29,6 +29,8 @@ class SimulatedModel:
     On several ranks an update waits `reduction_seconds` for their gradients, half as long where
     they are rounded to 16 bits; with `reduction_breaks` training goes wrong then.
 
+    `gradient_noise` is the gradient noise scale, in samples (None: gradients do not tell).
+
     From the batch sizes `crash_at_batch`, `hang_at_batch` and `exit_at_batch` on, the process dies
     by SIGSEGV, hangs, or exits. A step really takes `sleep_seconds`, and after `hang_after_steps`
     of one timing no further step ends. With `allocate_memory` memory is really allocated, page by
@@ -62,6 +64,7 @@ class SimulatedModel:
     allocate_memory: bool = False
     reduction_seconds: float = 0.0
     reduction_breaks: bool = False
+    gradient_noise: float | None = None
 
     def step_seconds(self, policy: str, batch: int, layout: str, compiled: bool) -> float:
         """Return the seconds of one micro-batch, without noise."""

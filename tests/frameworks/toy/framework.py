@@ -1,6 +1,6 @@
 """A framework in sixty lines: one linear layer in plain Python, which can round like bfloat16.
 
-A layer "on the device" takes real time for every sample, half of it with 16-bit products.
+A layer "on the device" takes time for every sample, half of it with 16-bit products.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ class Linear:
     def step(self, gradient: Gradient, rate: float = 0.05) -> None:
         self.values = [v - rate * g for v, g in zip(self.values, gradient.values, strict=True)]
 
-    def wait_for_device(self, samples: int) -> None:
-        time.sleep(samples * SECONDS_PER_SAMPLE * (1.0 if self.dtype == "float32" else 0.5))
+    def wait_for_device(self, samples: int) -> float:
+        """Wait; return the seconds that it takes, which a busy machine does not lengthen."""
+        seconds = samples * SECONDS_PER_SAMPLE * (1.0 if self.dtype == "float32" else 0.5)
+        time.sleep(seconds)
+        return seconds
 
     def _round(self, value: float) -> float:
         if self.dtype == "float32":

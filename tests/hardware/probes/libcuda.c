@@ -36,9 +36,4 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
     memset(uuid, 16 * device + 1, 16);
     return 0;
 }
-
-int cuDeviceGetPCIBusId(char *text, int length, int device) {
-    snprintf(text, length, "0000:0%d:00.0", device);
-    return 0;
-}
 #endif

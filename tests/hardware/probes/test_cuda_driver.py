@@ -15,9 +15,8 @@ import pytest
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.hardware import machine as machines
-from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.probes.cuda_driver import CudaAnswer, CudaDevice, read_cuda
-from autoprec.hardware.probes.nvidia import probe_nvidia
+from autoprec.hardware.machine import Machine
+from autoprec.hardware.probes.nvidia import CudaAnswer, CudaDevice, probe_nvidia, read_cuda
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot
 from autoprec.hardware.probes.observe import observe
 from benchmarks.recordings.machine_recorder import Recorder
@@ -27,8 +26,8 @@ from benchmarks.recordings.machine_replay import synthetic_machine as machine
 GIB = 2**30
 A = NvmlDevice("GPU-aaaa-1", "NVIDIA A100-SXM4-40GB", "8.0", 40 * GIB)
 T4 = NvmlDevice("GPU-bbbb-2", "Tesla T4", "7.5", 15 * GIB)
-PARTS = (NvmlInstance("MIG-1111", "MIG 3g.20gb", 20 * GIB, 1), NvmlInstance("MIG-2222", "", 1, 2))
-SPLIT = NvmlDevice("GPU-dddd-4", "NVIDIA A100-SXM4-40GB", "8.0", 40 * GIB, "", True, PARTS)
+PARTS = (NvmlInstance("MIG-1111", "MIG 3g.20gb", 20 * GIB), NvmlInstance("MIG-2222", "", 1))
+SPLIT = NvmlDevice("GPU-dddd-4", "NVIDIA A100-SXM4-40GB", "8.0", 40 * GIB, True, PARTS)
 ORIN = CudaDevice("Orin", "8.7", True, "0f0f", memory_bytes=60 * GIB)
 SORTS = NvmlSnapshot("580", (A, T4))
 JETSON = {"folders": {"/dev": ("nvhost-gpu", "nvmap")}}
@@ -58,7 +57,7 @@ def library(tmp_path, monkeypatch):
         target = ["-o", tmp_path / "libcuda.so.1"]
         subprocess.run([compiler, "-shared", "-fPIC", *given, source, *target], check=True)
         monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-        return LocalMachine()
+        return Machine()
 
     return build
 
@@ -74,14 +73,14 @@ def test_the_library_tells_every_device_in_its_order(library):
     assert (thor.model, thor.partition, thor.compute_capability) == ("NVIDIA Thor", "", "11.0")
     assert (thor.integrated, thor.memory_bytes) == (True, 7 << 32)
     assert thor.identifier == "GPU-71717171-7171-7171-7171-717171717171"
-    assert (part.model, part.partition, part.pci_bus) == ("NVIDIA A100", "3g.20gb", "0000:08:00.0")
+    assert (part.model, part.partition) == ("NVIDIA A100", "3g.20gb")
     assert part.identifier == "MIG-81818181-8181-8181-8181-818181818181"
 
 
 @linux
 def test_what_an_older_library_lacks_is_left_empty(library):
     first, _ = read_cuda(library(0, 0, "-DOLD")).devices
-    assert (first.identifier, first.pci_bus, first.memory_bytes) == ("", "", 7 << 32)
+    assert (first.identifier, first.memory_bytes) == ("", 7 << 32)
 
 
 @linux
@@ -111,7 +110,7 @@ def test_a_child_that_fails_is_an_answer_too(monkeypatch, tmp_path):
         broken = tmp_path / "child.py"
         broken.write_text(text)
         monkeypatch.setattr(machines, "_CUDA_CHILD", broken)
-        assert "could not be queried" in read_cuda(LocalMachine()).error
+        assert "could not be queried" in read_cuda(Machine()).error
 
 
 def test_an_answer_that_cannot_be_read_is_none():

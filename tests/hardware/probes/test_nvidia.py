@@ -1,7 +1,5 @@
 """What must hold of NVIDIA GPUs: CUDA's numbering, and a note in place of every failure."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from autoprec.core.device.merging import merge
@@ -9,28 +7,27 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.probes import Findings
-from autoprec.hardware.probes.nvidia import probe_nvidia
+from autoprec.hardware.probes.nvidia import CudaAnswer, CudaDevice, probe_nvidia
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot, read_nvml
 from benchmarks.recordings.machine_replay import NvmlError, NvmlReplay
 from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
-A = NvmlDevice("GPU-aaaa-1", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:01:00.0")
-B = NvmlDevice("GPU-aabb-2", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:02:00.0")
-C = NvmlDevice("GPU-cccc-3", "Tesla T4", "7.5", 15 * 2**30, "00000000:03:00.0")
+A = NvmlDevice("GPU-aaaa-1", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30)
+B = NvmlDevice("GPU-aabb-2", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30)
+C = NvmlDevice("GPU-cccc-3", "Tesla T4", "7.5", 15 * 2**30)
 PARTS = (
-    NvmlInstance("MIG-1111", "1g.5gb", 5 * 2**30, 7, 0),
-    NvmlInstance("MIG-2222", "2g.10gb", 10 * 2**30, 9, 1),
+    NvmlInstance("MIG-1111", "1g.5gb", 5 * 2**30),
+    NvmlInstance("MIG-2222", "2g.10gb", 10 * 2**30),
 )
-SPLIT = NvmlDevice("GPU-dddd-4", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "", True, PARTS)
+SPLIT = NvmlDevice("GPU-dddd-4", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, True, PARTS)
 
 
-def probe(*gpus, driver="580.1", **variables):
-    return probe_nvidia(machine(nvml=NvmlSnapshot(driver, gpus), variables=variables))
+def probe(*gpus, **variables):
+    return probe_nvidia(machine(nvml=NvmlSnapshot("580.1", gpus), variables=variables))
 
 
-def uuids(*gpus, visible=None, driver="580.1"):
-    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return [device.uuid for device in probe(*gpus, driver=driver, **variables).devices]
+def uuids(*gpus, visible):
+    return [device.uuid for device in probe(*gpus, CUDA_VISIBLE_DEVICES=visible).devices]
 
 
 def test_all_gpus_are_seen_with_what_nvml_says():
@@ -70,63 +67,23 @@ def test_cuda_visible_devices_is_read_in_all_its_forms(visible, expected):
     assert uuids(A, B, C, visible=visible) == [gpu.uuid for gpu in expected]
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        (None, ["MIG-1111"]),
-        ("0", ["MIG-1111"]),
-        ("GPU-dddd", ["MIG-1111"]),
-        ("MIG-2222", ["MIG-2222"]),
-        ("MIG-2", ["MIG-2222"]),
-        ("MIG-GPU-dddd-4/9/1", ["MIG-2222"]),
-        ("MIG-2222,MIG-1111", ["MIG-2222"]),
-        ("MIG-2222,MIG-2222", []),
-        ("MIG-", []),
-    ],
-)
-@pytest.mark.parametrize("driver", ["", "550.127.05", "565.57.01"])
-def test_of_a_split_gpu_older_drivers_show_one_instance(visible, expected, driver):
-    assert uuids(SPLIT, visible=visible, driver=driver) == expected
+def shown_by_cuda(gpu, *instances):
+    """What is seen of a divided GPU whose instances CUDA shows in this order."""
+    devices = tuple(CudaDevice(gpu.name, "8.0", uuid=each.uuid[4:]) for each in instances)
+    split = machine(nvml=NvmlSnapshot("580.1", (gpu,)), cuda=CudaAnswer("13.0", devices))
+    return probe_nvidia(split).devices
 
 
-THIRDS = tuple(NvmlInstance(f"MIG-3{i}", "1c.3g.20gb", 20 * 2**30, 2, i) for i in range(3))
-FOURTH = NvmlInstance("MIG-4", "4g.20gb", 20 * 2**30, 1, 0)
-SHARED = NvmlDevice("GPU-eeee-5", "NVIDIA A100", "8.0", 1, "", True, (*THIRDS, FOURTH))
+def test_of_a_split_gpu_those_instances_are_seen_that_cuda_shows_in_its_order():
+    seen = shown_by_cuda(SPLIT, PARTS[1], PARTS[0])
+    assert [(each.index, each.uuid) for each in seen] == [(0, "MIG-2222"), (1, "MIG-1111")]
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        (None, ["MIG-30", "MIG-4"]),
-        ("MIG-4,MIG-32,MIG-31", ["MIG-4", "MIG-32"]),
-        ("MIG-32", ["MIG-32"]),
-        ("1", ["MIG-4"]),
-        ("GPU-eeee", ["MIG-30", "MIG-4"]),
-    ],
-)
-def test_newer_drivers_show_one_compute_instance_of_each_gpu_instance(visible, expected):
-    assert uuids(SHARED, visible=visible, driver="570.86.10") == expected
-
-
-@pytest.mark.parametrize(
-    ("gpus", "visible", "older", "newer"),
-    [
-        ((A, SPLIT), None, ["MIG-1111"], [A.uuid, "MIG-1111", "MIG-2222"]),
-        ((SPLIT, A), "0", [A.uuid], [A.uuid]),
-        ((SPLIT, A), "1", ["MIG-1111"], ["MIG-1111"]),
-        ((SPLIT, A), "0,1", ["MIG-1111"], [A.uuid, "MIG-1111"]),
-        ((SPLIT, A), A.uuid, [A.uuid], [A.uuid]),
-    ],
-)
-def test_whole_gpus_are_counted_before_split_ones(gpus, visible, older, newer):
-    """As datadog-agent recorded of driver 550 (pkg/gpu/cuda/env_test.go)."""
-    assert uuids(*gpus, visible=visible, driver="550.127.05") == older
-    assert uuids(*gpus, visible=visible) == newer
-
-
-def test_an_older_driver_says_that_there_are_more_instances():
-    assert "chosen by CUDA_VISIBLE_DEVICES=MIG-" in probe(SPLIT, driver="550").notes[0]
-    assert probe(SPLIT, driver="570").notes == ()
+def test_a_split_gpu_whose_driver_does_not_answer_cannot_be_used_unless_it_is_hidden():
+    assert "MIG is enabled, and CUDA shows none: libcuda" in probe(SPLIT).unusable[0].text
+    assert probe(A, SPLIT, CUDA_VISIBLE_DEVICES="MIG-2222").unusable
+    hidden = probe(SPLIT, CUDA_VISIBLE_DEVICES="")
+    assert (hidden.devices, hidden.unusable, len(hidden.notes)) == ((), (), 1)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +91,9 @@ def test_an_older_driver_says_that_there_are_more_instances():
     [("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "3g.20gb"), ("4g.20gb", "4g.20gb"), ("", "MIG")],
 )
 def test_an_instance_is_known_by_its_profile(name, partition):
-    gpu = NvmlDevice("GPU-f", "NVIDIA A100", "8.0", 1, "", True, (NvmlInstance("MIG-f", name),))
-    assert probe(gpu).devices[0].partition == partition
+    instance = NvmlInstance("MIG-f", name)
+    gpu = NvmlDevice("GPU-f", "NVIDIA A100", "8.0", 1, True, (instance,))
+    assert shown_by_cuda(gpu, instance)[0].partition == partition
 
 
 def test_a_virtual_gpu_is_a_part_of_one():
@@ -148,13 +106,13 @@ def test_a_virtual_gpu_is_a_part_of_one():
 
 
 def test_an_instance_has_its_own_memory_and_is_marked_as_a_part():
-    device = probe(A, SPLIT, CUDA_VISIBLE_DEVICES="MIG-2222").devices[0]
+    (device,) = shown_by_cuda(SPLIT, PARTS[1])
     assert (device.memory_bytes, device.partition) == (10 * 2**30, "2g.10gb")
     assert device.compute_capability == "8.0"
 
 
 def test_a_gpu_that_is_split_into_nothing_is_a_note():
-    seen = probe(NvmlDevice("GPU-e", "A100", "8.0", 1, "", True))
+    seen = probe(NvmlDevice("GPU-e", "A100", "8.0", 1, True))
     assert seen.devices == ()
     assert "has no instances" in seen.unusable[0].text
 
@@ -286,9 +244,8 @@ def test_a_gpu_that_vanishes_while_it_is_probed_is_left_out_with_a_note():
 
 
 def test_what_is_not_supported_is_left_empty():
-    snapshot = read_nvml(Trouble("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPciInfo", code=3))
+    snapshot = read_nvml(Trouble("nvmlDeviceGetMemoryInfo", code=3))
     assert snapshot.devices[0].memory_bytes is None
-    assert snapshot.devices[0].pci_bus == ""
     assert len(snapshot.notes) == 1
 
 
@@ -318,11 +275,8 @@ def test_a_shutdown_that_fails_changes_nothing():
 def test_text_may_be_bytes_or_not():
     class Texts(NvmlReplay):
         def __getattr__(self, name):
-            if name == "nvmlDeviceGetPciInfo":
-                return lambda handle: SimpleNamespace(busId="plain")
             if name == "nvmlDeviceGetName":
                 return lambda handle: "plain"
             return super().__getattr__(name)
 
-    found = read_nvml(Texts(NvmlSnapshot("1", (A,)))).devices[0]
-    assert (found.name, found.pci_bus) == ("plain", "plain")
+    assert read_nvml(Texts(NvmlSnapshot("1", (A,)))).devices[0].name == "plain"

@@ -13,7 +13,7 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import Unusable
 from autoprec.errors import UsageError
-from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes import observe as observing
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot
@@ -141,7 +141,7 @@ def a_machine_with_a_gpu():
     )
 
 
-@pytest.mark.parametrize(("asked", "gpus"), [(LocalMachine, 0), (a_machine_with_a_gpu, 1)])
+@pytest.mark.parametrize(("asked", "gpus"), [(Machine, 0), (a_machine_with_a_gpu, 1)])
 def test_a_recording_of_a_machine_replays_exactly_but_for_uuids(asked, gpus):
     recorder = Recorder(asked())
     seen = observe(recorder)
@@ -292,7 +292,7 @@ def test_files_full_of_rubbish_crash_no_probe(files):
 
 
 def test_the_local_machine_answers_or_says_nothing(tmp_path):
-    here = LocalMachine()
+    here = Machine()
     assert here.read(str(tmp_path / "missing")) is None
     assert here.entries(str(tmp_path / "missing")) == ()
     assert here.command("no-such-command-anywhere") is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autoprec import report
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.curve_samples import LossCurves
+from autoprec.core.numerics.loss_curves import LossCurves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile, TriedRecipe
@@ -56,6 +56,8 @@ def won(**evidence: Any) -> Profile:
     known: dict[str, Any] = {
         "inconclusive": "",
         "tried": TRIED,
+        "speedup": Ratio(1.8, 1.7, 1.9, 9),
+        "throughput": Ratio(2.0, 1.9, 2.1, 9),
         "waterfall": (
             Part("precision", Ratio(1.5, 1.4, 1.6, 6), "float32, batch 64"),
             Part("batch", Ratio(1.4, 1.3, 1.5, 6), "float32, batch 32"),
@@ -267,9 +269,7 @@ def test_gradients_are_drawn_where_the_loss_scale_puts_them() -> None:
 
 def test_ranks_wait_for_each_other_by_a_share() -> None:
     waits = replace(FULL.evidence.chosen, exposed_communication=Ratio(0.21, 0.18, 0.25, 8))
-    profile = replace(
-        won(chosen=waits), schema=2, recipe=replace(WINNER, distributed=Distributed("ddp", 2))
-    )
+    profile = replace(won(chosen=waits), recipe=replace(WINNER, distributed=Distributed("ddp", 2)))
     assert "waiting for other ranks 21% (18-25)" in Reader(report(profile)).text
 
 

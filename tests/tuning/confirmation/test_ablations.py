@@ -16,11 +16,9 @@ from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation import ablations, interleaved_timing
-from autoprec.tuning.events import Event
 from autoprec.tuning.stage_results import (
     SearchResult,
 )
-from autoprec.tuning.time_limit import Deadline
 from tests.tuning.fake_timing import (
     FAST,
     JOB,
@@ -143,9 +141,17 @@ def test_a_step_at_a_larger_batch_is_estimated_from_what_ran_there(
             for recipe in (PLAIN, kept, FAST[64])
         )
     )
-    seconds = ablations.Ablations(JOB, search).seconds(replace(PLAIN, batch_size=64))
-    turns = JOB.options.rounds + SPEED.setup_turns
-    assert least < seconds / turns < most
+    larger = replace(PLAIN, batch_size=64)
+    seconds = ablations.Ablations(JOB, search).seconds(larger, new_processes=False)
+    assert least < (seconds - SPEED.worker_seconds) / SPEED.min_rounds < most
+
+
+def test_a_process_of_its_own_in_every_round_is_what_a_part_costs(search: SearchResult) -> None:
+    made = ablations.Ablations(JOB, search)
+    alone = made.seconds(PLAIN)
+    beside = made.seconds(replace(PLAIN, knobs={KEEP_MEMORY: True}))
+    assert alone - beside == pytest.approx(SPEED.min_rounds * SPEED.worker_seconds)
+    assert made.seconds(PLAIN, new_processes=False) < alone / 2
 
 
 @pytest.fixture
@@ -193,37 +199,6 @@ def test_what_fails_of_the_parts_is_left_out(
     assert [part.what for part in result.waterfall] == ["precision and batch"]
 
 
-def test_where_no_time_is_left_for_the_parts_those_of_the_confirmation_count(
-    slow_float32: SearchResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(JOB.options, "attribute", True)
-    events: list[Event] = []
-
-    def clock() -> float:
-        """Say that the time is over as soon as the parts are begun."""
-        return 2.0 * any("each part" in getattr(event, "detail", "") for event in events)
-
-    monkeypatch.setattr(JOB, "listener", events.append)
-    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, clock))
-    result = confirmed(slow_float32, [proven(FAST[64])])
-    assert clock() == 2.0
-    assert result.speedup is not None
-    assert result.speedup.rounds == SPEED.min_rounds
-
-
-def test_the_parts_are_not_begun_where_less_time_is_left_than_the_confirmation_took(
-    slow_float32: SearchResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(JOB.options, "attribute", True)
-    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1e-9, lambda: 0.0))
-    events: list[Event] = []
-    monkeypatch.setattr(JOB, "listener", events.append)
-    result = confirmed(slow_float32, [proven(FAST[64])])
-    assert not any("each part" in getattr(event, "detail", "") for event in events)
-    assert result.speedup is not None
-    assert result.speedup.rounds == SPEED.min_rounds
-
-
 def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
     search: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +232,7 @@ def test_of_a_model_in_16_bits_no_part_is_over_float32(
 def test_parts_that_would_take_long_are_one(
     search: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may take as long as winner and baseline; what precision brings is asked first."""
+    """What precision brings is asked first."""
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Several)
     between = replace(PLAIN, knobs={KEEP_MEMORY: True})
     steps = {point_key(SPACE.point(between)): 0.7}

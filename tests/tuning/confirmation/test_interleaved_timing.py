@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from factories import measured_twice
 
+from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist
@@ -240,9 +241,28 @@ def test_one_that_fails_is_named() -> None:
         (PLAIN, "torch", False),
         (FAST, "torch", True),
         (Recipe(knobs={**FAST.knobs, "threads": 1}), "torch", False),
+        (Recipe(knobs={**FAST.knobs, "implicit_bfloat16": True}), "torch", True),
+        (replace(FAST, compile=True), "torch", False),
     ],
 )
 def test_only_what_changes_nothing_of_the_process_shares_it(
     recipe: Recipe, framework: str, shares: bool
 ) -> None:
     assert shares_worker(JOB, recipe, framework) is shares
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shares"),
+    [
+        (PLAIN, True),
+        (FAST, True),
+        (Recipe(knobs={"cudnn_benchmark": True}), True),
+        (Recipe(Policy.TF32), False),
+        (Recipe(compile=True), False),
+    ],
+)
+def test_on_an_accelerator_recipes_share_a_process(
+    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, shares: bool
+) -> None:
+    monkeypatch.setattr(JOB, "on_cpu", False)
+    assert shares_worker(JOB, recipe, "torch") is shares

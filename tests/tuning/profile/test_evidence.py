@@ -67,9 +67,9 @@ def won(*history: Outcome, recipe: Recipe = BFLOAT16, **confirmed: Any) -> Tunin
 
 
 def test_a_winners_claims_are_those_of_the_confirmation_and_its_proof() -> None:
-    evidence = profile_of(won(speedup_same_batch=GAIN)).evidence
+    evidence = profile_of(won()).evidence
     assert evidence.speedup == replace(GAIN, ratio=1.9877)
-    assert evidence.speedup_same_batch == evidence.speedup
+    assert evidence.throughput is None  # its batch is the baseline's
     assert evidence.parity == EQUAL
     assert evidence.reason.startswith(
         "mixed_bfloat16 at batch 32, over float32 as it was run, reaches 1.99x (1.90-2.10, "
@@ -134,7 +134,7 @@ def test_where_nothing_was_proven_no_speed_is_claimed() -> None:
     profile = profile_of(on_device(result))
     assert profile.recipe.policy is Policy.FLOAT32
     assert profile.evidence.speedup == NOT_COMPARED
-    assert profile.evidence.speedup_same_batch is None
+    assert profile.evidence.throughput is None
     assert profile.evidence.parity == REFERENCE
 
 

@@ -11,7 +11,7 @@ import pytest
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement
-from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
+from autoprec.core.numerics.verdict import NOTHING_LEARNED
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Space

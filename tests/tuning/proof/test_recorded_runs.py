@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.traces import Trajectory
+from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError
 from autoprec.tuning.proof.recipe_proof import Proof
 from tests.tuning.proof.fake_tracer import BFLOAT16, FLOAT16, FakeTracer, falls
@@ -149,3 +153,26 @@ def test_a_float32_that_is_not_finite_itself_proves_nothing_and_says_where() -> 
 
     with pytest.raises(TaskError, match=r"in float32 the loss is inf or NaN at step 3 \(counted"):
         Proof(Diverges()).prove(BFLOAT16)
+
+
+class Noisy(FakeTracer):
+    """Gradients of which a half is noise, at each checkpoint."""
+
+    def compare_steps(self, *, recipe):
+        return tuple(
+            replace(point, noise_share=0.5) for point in super().compare_steps(recipe=recipe)
+        )
+
+
+def test_the_noise_scale_is_seen_in_a_short_training_of_float32_alone():
+    tracer = Noisy()
+    found = Proof(tracer).measure_noise_scale(Recipe(batch_size=16))
+    assert found == NoiseScale(16.0, 16.0, 16.0, 16, 0, 29)
+    assert tracer.calls == ["reference 16x1", "compare_steps"]
+    assert tracer.steps < 2 * proof_steps.SHORT_STEPS
+
+
+def test_where_gradients_or_time_are_missing_there_is_no_noise_scale():
+    assert Proof(FakeTracer()).measure_noise_scale(Recipe()) is None
+    late = Proof(Noisy(stalls_after=12), until=time.monotonic() + 1e3)
+    assert late.measure_noise_scale(Recipe()) is None

@@ -14,6 +14,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.traces import StepComparison
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -222,3 +223,38 @@ def test_what_was_proven_before_runs_at_the_speed_it_has_now(
     assert (attempt.proven.verdict, attempt.proven.islands) == (REFERENCE, islands)
     assert attempt.proven.rate == pytest.approx(rate)
     assert attempt.proven.step_seconds == pytest.approx(0.1 * 10.0 / rate)
+
+
+class Noisy(FakeTracer):
+    """A half of each gradient is noise; the first `failures` calls end the worker."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def compare_steps(self, **asked: Any) -> tuple[StepComparison, ...]:
+        if self.failures:
+            self.failures -= 1
+            raise WorkerFailure(FailureKind.TIMEOUT, "why")
+        return tuple(replace(each, noise_share=0.5) for each in super().compare_steps(**asked))
+
+
+def test_the_noise_scale_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, Any] = {}
+    study = SimpleNamespace(
+        recall=lambda name, kind: kept.get(name), remember=kept.__setitem__, notes=dict
+    )
+    tracer = Noisy(failures=1)
+    monkeypatch.setattr(module, "RemoteTracer", lambda runner: tracer)
+    space = cast(Space, SimpleNamespace(policies=()))
+    preflight = PreflightResult(TASK, device(DeviceKind.CUDA), space)
+    runner = SimpleNamespace(pids=())
+    prover = Prover(cast(Any, JOB), cast(Any, study), preflight, cast(Any, runner))
+    plain = Recipe(batch_size=16)
+    assert prover.noise_scale(plain) is None, "what a worker did not answer is not known"
+    found = prover.noise_scale(plain)
+    assert found is not None
+    assert found.at == pytest.approx(16.0)
+    calls = len(tracer.calls)
+    assert prover.noise_scale(plain) == found
+    assert len(tracer.calls) == calls

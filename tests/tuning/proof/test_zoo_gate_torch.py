@@ -1,7 +1,7 @@
 """The confusion table on a fixed part of the zoo: what breaks is caught, what is healthy is not.
 
-`tests/zoo/gate.json` lists the part and what its proofs cost; `benchmarks/numerics/zoo.py` prints
-the table of the whole. What is expected comes from long runs (truth.json), never from the judge.
+`tests/zoo/gate.json` lists the part; `benchmarks/numerics/zoo.py` prints the table of the whole.
+What is expected comes from long runs (truth.json), never from the judge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [
 ZOO = Path(__file__).parents[2] / "zoo"
 FOLDERS = {"zoo": ZOO, "field": ZOO / "field"}
 GATE = json.loads((ZOO / "gate.json").read_text(encoding="utf-8"))
-SEED = GATE["measured"]["seed"]
+SEED = GATE["seed"]
 
 #: What docs/results.md aims at on the whole zoo.
 CAUGHT, FLAGGED = 0.97, 0.02
@@ -39,7 +39,7 @@ def tasks() -> Iterator[tuple[str, str, dict[str, str]]]:
     """Every task of the part: its zoo, its name, and its truth by policy where that is clear."""
     for zoo, folder in FOLDERS.items():
         truth = json.loads((folder / "truth.json").read_text(encoding="utf-8"))["tasks"]
-        for task in GATE["seconds"][zoo]:
+        for task in GATE["tasks"][zoo]:
             labels = {policy: truth[task][policy]["label"] for policy in POLICIES}
             yield zoo, task, {policy: each for policy, each in labels.items() if each != "unclear"}
 
@@ -70,10 +70,8 @@ def wrong(table: list[dict[str, Any]], truth: str) -> tuple[list[str], int]:
     return [f"{row['task']} in {row['policy']}: {row['verdict']}" for row in missed], len(own)
 
 
-def test_the_part_holds_a_third_of_the_zoo_within_its_cost() -> None:
-    chosen = sum(len(tasks) for tasks in GATE["seconds"].values())
-    assert chosen >= GATE["measured"]["tasks"] / 3
-    assert sum(sum(tasks.values()) for tasks in GATE["seconds"].values()) <= 90
+def test_the_part_holds_a_third_of_the_zoo_and_both_labels() -> None:
+    assert sum(len(tasks) for tasks in GATE["tasks"].values()) >= GATE["of"] / 3
     labels = [pair for _, _, truth in tasks() for pair in truth.items()]
     assert all(labels.count((p, t)) >= 20 for p in POLICIES for t in ("broken", "healthy"))
 

@@ -14,6 +14,7 @@ from tests.tuning.test_preflight import built
     ("options", "batch_size", "share"),
     [
         (Options(), None, SPEED.knee_share),
+        (Options(batch="goodput"), None, SPEED.knee_share),
         (Options(batch="max"), None, SPEED.most_share),
         (Options(batch=64), None, SPEED.most_share),
         (Options(), 64, SPEED.most_share),

@@ -20,6 +20,7 @@ from autoprec.tuning.events import Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.search.task_space import build_space, refusals_for_task
+from autoprec.workers.task_source import TaskSource
 
 LAYERS = ("in", "a", "b", "out")
 
@@ -54,7 +55,10 @@ def built(
     said: list[str] = []
     target = cast(Target, SimpleNamespace(facts=facts))
     job = TuningJob(
-        Path("task.py"), target, options, lambda event: said.append(cast(Note, event).text)
+        TaskSource(Path("task.py")),
+        target,
+        options,
+        lambda event: said.append(cast(Note, event).text),
     )
     known = replace(TaskFacts("torch", {}, 32, 32, parameters=100), **task)
     space = build_space(job, known, facts, propose(facts, options.policies))

@@ -78,17 +78,21 @@ def pad_dataset(
                 ),
             )
         wanted = _aligned(count, multiple) if size is None else size
-        inputs, targets, weights = tf.nest.map_structure(
-            lambda tensor: _repeat_last(tensor, count, wanted, size), (inputs, targets, weights)
-        )
-        real = tf.range(wanted) < count
-        return (
-            inputs,
-            targets,
-            _map_weights(weights, lambda each: _zero_padding(each, _in_rank_of(real, each))),
-        )
+        return _pad_samples((inputs, targets, weights), count, wanted, size)
 
     return dataset.map(pad, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _pad_samples(
+    batch: tuple[Any, Any, Any], count: Any, wanted: Any, size: int | None
+) -> tuple[Any, Any, Any]:
+    """Repeat the last of `count` samples until there are as many as wanted, with weights of 0."""
+    inputs, targets, weights = tf.nest.map_structure(
+        lambda tensor: _repeat_last(tensor, count, wanted, size), batch
+    )
+    real = tf.range(wanted) < count
+    weights = _map_weights(weights, lambda each: _zero_padding(each, _in_rank_of(real, each)))
+    return inputs, targets, weights
 
 
 def _map_weights(weights: Any, change: Callable[[Any], Any]) -> Any:

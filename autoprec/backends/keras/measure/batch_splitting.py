@@ -40,6 +40,8 @@ def splittable(
     A model that runs at one batch size only (state or labels of that length) is not split. The
     model's variables stay as they are.
     """
+    if task.fixed_batch:
+        return Splitting(False, task.fixed_batch, fixed=True)
     samples = count_samples(task, given[0])
     if samples < 2 or samples % 2:
         return Splitting(False, f"a batch of {samples} samples has no halves")

@@ -47,11 +47,12 @@ class Accumulation:
 
     def largest_count(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
         """Return the largest count among these optimizers."""
-        return max(self.count(each) for each in optimizers or (None,))
+        return max([self._counts.get(id(each), 0) for each in optimizers or (None,)])
 
     def is_complete(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return whether each of these optimizers has all its micro-batches."""
-        return all(self._counts.get(id(each), 0) >= self._steps for each in optimizers or (None,))
+        counts = [self._counts.get(id(each), 0) for each in optimizers or (None,)]
+        return min(counts) >= self._steps
 
     def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Count a micro-batch for each of these optimizers."""

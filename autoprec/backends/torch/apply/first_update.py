@@ -14,7 +14,7 @@ from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
 
-_PRODUCTS = (
+PRODUCTS = (
     *(nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
@@ -44,7 +44,7 @@ class FirstUpdate:
         for path in self._padded:
             self._hook(_module(root, path), self._noting(self._padded, path))
         for module in root.modules():
-            if isinstance(module, _PRODUCTS):
+            if isinstance(module, PRODUCTS):
                 self._hook(module, self._note_product)
 
     def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:

@@ -114,6 +114,7 @@ class KeptBuffers:
                     (put_back if all_of_it else replace_nonfinite)(kept)
                 if all_of_it:
                     each._drop_new_buffers()
+                each._reset_materialized(all_of_it=all_of_it)
                 each._held.after_skip(all_of_it=all_of_it)
 
     def _drop_new_buffers(self) -> None:
@@ -128,6 +129,17 @@ class KeptBuffers:
                 del owner[name]
             if new:
                 flags.put_back()
+
+    def _reset_materialized(self, *, all_of_it: bool) -> None:
+        """Let lazy modules that the step gave their shapes begin their statistics anew."""
+        made = {id(kept.owner) for kept in self._buffers.materialized}
+        root = self._root()
+        for module in root.modules() if made and root is not None else ():
+            reset = getattr(module, "reset_running_stats", None)
+            if id(module._buffers) not in made or reset is None:
+                continue
+            if all_of_it or not all(bool(each.isfinite().all()) for each in module.buffers(False)):
+                reset()
 
     def after_update(self, *, stepped: bool) -> None:
         """End the step, skipped or not: the next forward pass belongs to another one."""

@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoprec.backends.torch.apply.calling_frames import local_variables
+from autoprec.backends.torch.apply.first_update import PRODUCTS
 from autoprec.backends.torch.apply.float32_islands import (
     NEVER_CALLED,
     Float32Island,
@@ -35,7 +36,12 @@ from autoprec.backends.torch.apply.float32_islands import (
 from autoprec.backends.torch.apply.forward_wrappers import is_compiled, wrappers_on
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
-from autoprec.backends.torch.dtypes import autocast_dtype, dtype_name
+from autoprec.backends.torch.dtypes import (
+    EXACT_DTYPES,
+    LOW_DTYPES,
+    autocast_dtype,
+    dtype_name,
+)
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 
@@ -76,11 +82,12 @@ class LoopCheck:
         self._zero_grads: set[bool] = set()
         self._foreign_scaler = self._past_scaler = False
         self._steps: dict[int, int] = {}
-        self._seen = _SeenForwards(device_type)
+        self._seen, self._layers = _SeenForwards(device_type), _SeenForwards(device_type)
         self._handles: list[Any] = []
         self._owners: list[weakref.ref[Any]] = []
         self._model = weakref.ref(model)
         self._given = bool(optimizers)
+        self._dtypes = _dtypes_of(unwrap(model))
         self._concerned: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
         self._concerned = weakref.WeakKeyDictionary(dict.fromkeys(optimizers, True))
         self.is_over = False
@@ -94,6 +101,8 @@ class LoopCheck:
         in_view = root is model or isinstance(model, nn.parallel.DistributedDataParallel)
         if in_view and not is_compiled(root):  # a hook would be compiled, too
             self._handles.append(root.register_forward_pre_hook(self._seen))
+            layers = _layers(root) if self._dtype is not None else ()
+            self._handles += [each.register_forward_pre_hook(self._layers) for each in layers]
         watched = (model, root, *optimizers) if self._given else ()
         for owner in {id(each): each for each in watched}.values():
             if "zero_grad" not in vars(owner):
@@ -145,9 +154,8 @@ class LoopCheck:
         if found:
             lines = _LINES if self._given else f"{_LINES}, and give apply_profile the optimizer"
             _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {lines}")
-        if self._dtype is not None:
-            for fault in self._faults_of_the_model(unwrap(model)):
-                _warn(fault)
+        for fault in self._faults_of_the_model(unwrap(model)):
+            _warn(fault)
         # What one network's loss leaves in another is the loop's to clear. With accumulation a
         # zero_grad() is an error.
         if self._zero_grads == {False} and self._recipe.accumulation_steps == 1:
@@ -194,8 +202,25 @@ class LoopCheck:
 
     def _faults_of_the_model(self, root: nn.Module) -> Iterator[str]:
         """Say what was done to the model since, and what its parameters' hooks get to see."""
+        policy = self._recipe.policy
+        cast = (_dtypes_of(root) - self._dtypes) & {*LOW_DTYPES, *EXACT_DTYPES}
+        if cast:
+            yield (
+                f"the weights became {' and '.join(sorted(map(dtype_name, cast)))} after "
+                f"apply_profile: {policy} keeps them in float32 and chooses what to compute in. "
+                "Leave out model.to(dtype) and the like"
+            )
+        if self._dtype is None:
+            return
+        outside, inside = self._seen.dtypes, self._layers.dtypes
+        if self._dtype in outside and inside and self._dtype not in inside:
+            yield (
+                "the model's own code switches the profile's autocast off, or opens another one, "
+                f"around all of its layers: none runs as {policy} says. Take that out of its "
+                "forward"
+            )
         again = "call apply_profile again, once the model is complete and in place"
-        replaced, policy = _replaced(root, self._recipe), self._recipe.policy
+        replaced = _replaced(root, self._recipe)
         if replaced:
             yield (
                 f"{' and '.join(replaced)} came into the model after apply_profile, which keeps "
@@ -344,6 +369,17 @@ def _replaced(root: nn.Module, recipe: Recipe) -> list[str]:
         if not (isinstance(module, NEVER_CALLED) or any(isinstance(w, kind) for w in wrappers)):
             found.append(path or "the model's forward")
     return found
+
+
+def _layers(root: nn.Module) -> list[nn.Module]:
+    """List what computes products, but not where some parts are kept in float32, or compiled."""
+    found: list[nn.Module] = [each for each in root.modules() if isinstance(each, PRODUCTS)]
+    compiled = any(is_compiled(each) or "_orig_mod" in each._modules for each in root.modules())
+    return [] if compiled or any(any(wrappers_on(each)) for each in found) else found
+
+
+def _dtypes_of(model: nn.Module) -> set[torch.dtype]:
+    return {parameter.dtype for parameter in model.parameters()}
 
 
 def _has_gradients(owner: Any) -> bool:

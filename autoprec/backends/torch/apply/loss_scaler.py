@@ -108,12 +108,19 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     ) -> dict[torch.device, torch.Tensor]:
         """Unscale complex gradients as the pairs of real numbers they are, like all others.
 
-        torch has no kernel for complex ones.
+        torch has no kernel for complex ones, and unscales no float16.
         """
         seen: Any = _AsReal(optimizer) if self._has_complex(optimizer) else optimizer
-        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
-            seen, inv_scale, found_inf, allow_fp16
-        )
+        try:
+            found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
+                seen, inv_scale, found_inf, allow_fp16
+            )
+        except ValueError as error:  # torch's word for it
+            raise UsageError(
+                "parameters are float16, whose gradients cannot be unscaled: under mixed_float16 "
+                "the weights stay in float32, and the policy chooses what to compute in. Leave out "
+                "model.half() and model.to(torch.float16)"
+            ) from error
         return found
 
     def _has_complex(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -152,7 +159,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
                 "present loss scale, which cannot change until that one has stepped too: step it, "
                 "or call its zero_grad() and precision.scaler.update()"
             )
-        if any(each is not None for each in (*args[:1], kwargs.get("closure"))):
+        if (args and args[0] is not None) or kwargs.get("closure") is not None:
             raise UsageError(
                 f"{type(optimizer).__name__} was given a closure under a loss scale: it would take "
                 "the scaled loss and gradients for the true ones. Use mixed_bfloat16 or float32"
@@ -321,7 +328,11 @@ def _as_real(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+    for group in optimizer.param_groups:  # in every step: the first parameter answers, mostly
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return True
+    return False
 
 
 def _as_float32(value: float) -> float:

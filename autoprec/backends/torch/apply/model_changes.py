@@ -115,13 +115,7 @@ def operate(
         skipped += undo.fused.apply(optimizers)
     if recipe.compile:
         mode = str(recipe.knobs.get("compile_mode", "default"))
-        undo.compiled_before = root.__dict__.get(COMPILED_CALL)
-        undo.compiled = True
-        if not any(wrappers_on(root)):
-            # torch.compile leaves frames in torch's own files to Python: without a frame of ours
-            # an nn.Sequential would not be compiled as a whole, and nothing would say so.
-            install_wrapper(ForwardWrapper(root))
-        root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
+        _compile(root, undo, compile_backend, _mode(mode, compile_backend))
     if dtype is not None and root.__dict__.get(COMPILED_CALL) is not None:
         if not undo.compiled:  # it is the user's own
             undo.compiled, undo.compiled_before = True, root.__dict__[COMPILED_CALL]
@@ -141,6 +135,16 @@ def operate(
         memory_format=recipe.memory_format,
         compiled=recipe.compile,
     )
+
+
+def _compile(root: nn.Module, undo: _Undo, backend: Any, mode: str | None) -> None:
+    undo.compiled_before = root.__dict__.get(COMPILED_CALL)
+    undo.compiled = True
+    if not any(wrappers_on(root)):
+        # torch.compile leaves frames in torch's own files to Python: without a frame of ours
+        # an nn.Sequential would not be compiled as a whole, and nothing would say so.
+        install_wrapper(ForwardWrapper(root))
+    root.compile(backend=backend, mode=mode)
 
 
 def add_optimizers(

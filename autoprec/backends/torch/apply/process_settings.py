@@ -84,7 +84,7 @@ def release_process_settings(model: nn.Module | None = None) -> None:
     _restore({setting: _CLAIMS.original[setting] for setting in _READERS if setting in unclaimed})
     if not (theirs | still) & _PRECISION:
         _restore({setting: _CLAIMS.original[setting] for setting in _NEWER_SETTINGS})
-    _CLAIMS.left = _readings()
+    _CLAIMS.left = read_process_settings()
 
 
 def set_process_settings(
@@ -97,12 +97,12 @@ def set_process_settings(
     changes = _changes(recipe, torch.device(device).type)
     if model is not None and changes:
         if not _CLAIMS.wanted:
-            _CLAIMS.original = _readings()
+            _CLAIMS.original = read_process_settings()
         _CLAIMS.wanted.append((weakref.ref(model), changes))
     for setting, value in changes.items():
         _write(setting, value)
     if model is not None and changes:
-        _CLAIMS.left = _readings()
+        _CLAIMS.left = read_process_settings()
     done = [f"{setting}={value}" for setting, value in changes.items()]
     if recipe.keeps_memory and torch.device(device).type == "cpu" and keep_freed_memory():
         done.append(f"{KEEP_MEMORY}=True")
@@ -110,14 +110,16 @@ def set_process_settings(
 
 
 @contextmanager
-def process_settings_restored() -> Iterator[None]:
+def process_settings_restored(inside: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Restore every setting this module may change, whatever happens inside.
 
-    What models' recipes want inside is forgotten with it.
+    What models' recipes want inside is forgotten with it. The settings are those of `inside` to
+    begin with, if given: what `read_process_settings` returned.
     """
-    before = _readings()
+    before = read_process_settings()
     wanted, original, left = list(_CLAIMS.wanted), _CLAIMS.original, _CLAIMS.left
     try:
+        _restore(inside or {})
         yield
     finally:
         _restore(before)
@@ -211,7 +213,7 @@ _WRITERS: Mapping[str, Callable[[Any], None]] = {
 _NEWER_SETTINGS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
 
-def _readings() -> dict[str, Any]:
+def read_process_settings() -> dict[str, Any]:
     """Read every setting, the older API's first: what it writes changes the newer one's."""
     return {setting: _read(setting) for setting in (*_READERS, *_NEWER_SETTINGS)}
 

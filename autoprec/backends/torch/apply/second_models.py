@@ -119,8 +119,6 @@ class SecondModels:
         if module is self._root:
             del _HOOKS[self._key]
             return None  # its own wrapper notes its return
-        if isinstance(module, torch.jit.ScriptModule):
-            return None
         del _HOOKS[self._key]
         CACHED_CASTS.before_call()
         self._inside = module

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 _LARGE = 2**20  # bytes; the running statistics of any batch norm are smaller
 
@@ -37,13 +38,14 @@ class TensorCopies:
     def __init__(self) -> None:
         self.kept: list[Kept] = []
         self.by_version: list[Kept] = []
+        self._lazy: list[Kept] = []
         self._groups: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         self._updated = False
 
     def follow(self, places: Iterable[Kept]) -> None:
         """Take these places instead of the ones there are; what is known of those goes on."""
         before = {_key(kept): kept for kept in self.kept}
-        self.kept, self.by_version = [], []
+        self.kept, self.by_version, self._lazy = [], [], []
         groups: dict[tuple[torch.device, torch.dtype], list[Kept]] = {}
         for kept in places:
             old = before.get(_key(kept))
@@ -55,6 +57,8 @@ class TensorCopies:
             tensor = kept.tensor
             if tensor is None or not can_be_copied(tensor):
                 kept.copy = None
+                if tensor is not None and is_lazy(tensor):
+                    self._lazy.append(kept)
             elif kept.by_version or tensor.numel() * tensor.element_size() > _LARGE:
                 self.by_version.append(kept)
             else:
@@ -68,8 +72,13 @@ class TensorCopies:
     def follow_buffers(self, owners: Sequence[dict[str, torch.Tensor | None]]) -> None:
         """Follow the buffers of modules, which other code may register and replace."""
         replaced = any(kept.owner.get(kept.name) is not kept.tensor for kept in self.kept)
-        if replaced or len(self.kept) != sum(map(len, owners)):
+        if replaced or self.materialized or len(self.kept) != sum(map(len, owners)):
             self.follow(Kept(owner, name, owner[name]) for owner in owners for name in owner)
+
+    @property
+    def materialized(self) -> list[Kept]:
+        """List what had no shape when it was followed, and has one now."""
+        return [each for each in self._lazy if each.tensor is not None and not is_lazy(each.tensor)]
 
     def take(self) -> None:
         """Copy what changes."""

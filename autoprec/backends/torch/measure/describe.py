@@ -105,6 +105,7 @@ def describe(
         convolutions=convolves,
         splittable=splitting.allowed,
         split_reason=splitting.reason,
+        fixed_batch=splitting.fixed,
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=(saved or 0) / samples,

@@ -13,7 +13,7 @@ import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,10 @@ from autoprec.backends.shared.ranks import ALONE
 from autoprec.backends.shared.step_timing import in_rounds, time_steps
 from autoprec.backends.shared.timing_batches import SessionBatches, fetch_representative_batches
 from autoprec.backends.torch.apply.model_changes import unwrap
-from autoprec.backends.torch.apply.process_settings import process_settings_restored
+from autoprec.backends.torch.apply.process_settings import (
+    process_settings_restored,
+    read_process_settings,
+)
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.distributed.communication import join
 from autoprec.backends.torch.distributed.wrapping import distribute
@@ -61,6 +64,8 @@ _NO_ROOM = (
 class TorchSession:
     """One model under one recipe, with a few full batches on the device.
 
+    The recipe's process-wide settings hold while it builds and while it trains, so sessions with
+    other settings may be open in the same process, unless both are compiled.
     Of several ranks that train together each has a session, and calls it as the others do; what
     they measure is the slowest one's.
     """
@@ -79,11 +84,13 @@ class TorchSession:
         self._started = time.perf_counter()
         devices.limit_memory(self._device)
         self._reset_peak()
-        self._globals = contextlib.ExitStack()
-        self._globals.enter_context(process_settings_restored())
-        self._globals.enter_context(compiled_throughout(recipe))
+        self._settings: Mapping[str, Any] = {}
+        self._compiled = contextlib.ExitStack()
+        self._compiled.enter_context(compiled_throughout(recipe))
         try:
-            self._build(seed)
+            with process_settings_restored():
+                self._build(seed)
+                self._settings = read_process_settings()
         except BaseException:
             self.close()
             raise
@@ -161,6 +168,10 @@ class TorchSession:
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
+        with process_settings_restored(self._settings):
+            return self._time_steps(budget)
+
+    def _time_steps(self, budget: TimingBudget) -> Measurement:
         agree = self._ranks.agree
         build_seconds = agree(time.perf_counter() - self._started)
         timed = time_steps(
@@ -191,7 +202,8 @@ class TorchSession:
 
     def operator_times(self) -> tuple[OperatorTime, ...]:
         """See `ProfiledSession.operator_times`."""
-        return operator_times(self._compute, self._update, self._device)
+        with process_settings_restored(self._settings):
+            return operator_times(self._compute, self._update, self._device)
 
     def _samples(self) -> float:
         """Return the samples of a micro-batch, on all ranks together."""
@@ -260,10 +272,10 @@ class TorchSession:
         return devices.peak_bytes(self._device)
 
     def close(self) -> None:
-        """Free the memory and restore the process-wide settings."""
+        """Free the memory."""
         for name in ("_model", "_optimizer", "_precision", "_fetched", "_cycle", "_finite"):
             self.__dict__.pop(name, None)
-        self._globals.close()
+        self._compiled.close()
         gc.collect()
         devices.empty_cache(self._device)
         return_freed_memory()

@@ -26,6 +26,8 @@ from autoprec.core.measurement import Kernel
 
 Result = TypeVar("Result")
 
+NO_MEMORY = "there is not enough memory for it"
+
 _TIMED_PASSES, _LONG_PASS_SECONDS = 5, 0.2
 
 
@@ -42,7 +44,7 @@ def try_to_measure(measure: Callable[[], Result]) -> tuple[Result | None, str]:
 def _reason(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
-    return "there is not enough memory for it" if full else text
+    return NO_MEMORY if full else text
 
 
 def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str, int]:

@@ -178,9 +178,11 @@ def gradient_error(
 def stored_values(gradient: torch.Tensor) -> torch.Tensor:
     """Return the real numbers a gradient holds.
 
-    Of a sparse one those are the rows that are not zero, of a complex one both parts.
+    Of a sparse one those are the elements or rows that are not zero, of a complex one both parts.
     """
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    values = gradient.coalesce() if gradient.is_sparse else gradient
+    if values.layout is not torch.strided or values.is_nested:
+        values = values.values()
     return torch.view_as_real(values) if values.is_complex() else values
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +27,24 @@ from autoprec.backends.shared.batch_splits import (
     judge_splitting,
 )
 from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
-from autoprec.backends.torch.measure.step_costs import buffers_preserved, try_to_measure
+from autoprec.backends.torch.measure.step_costs import (
+    NO_MEMORY,
+    buffers_preserved,
+    try_to_measure,
+)
 from autoprec.backends.torch.trace.held_snapshot import around, held_generators
 from autoprec.backends.torch.trace.model_state import stored_values
 from autoprec.backends.torch.train.batch_dimension import Samples
-from autoprec.backends.torch.train.task_runner import compute_loss, move, seed_everything
+from autoprec.backends.torch.train.task_runner import (
+    batches,
+    compute_loss,
+    move,
+    seed_everything,
+)
 from autoprec.core.dtypes import DType
 
 _CHANGES_STATE = "a forward pass changes what the next one computes (spectral norm does this)"
+_NOT_COMPARED = "two halves could not be compared with their batch"
 _DRAWS_RANDOM_NUMBERS = "a step draws random numbers of its own besides dropout"
 
 Part = tuple[Any, float, int]
@@ -54,8 +66,11 @@ def splittable(
 
     `given` are batches from all over the data by their places, the first batch first, in the order
     in which they are compared; each is put on the model's `device` for that. The task `autocasts`
-    where it opens an autocast of its own.
+    where it opens an autocast of its own. Where neither half of the first batch trains nor one of
+    twice its size, the model runs at that batch size only, and the answer is `fixed`.
     """
+    if task.fixed_batch:
+        return Splitting(False, task.fixed_batch, fixed=True)
     first = samples.count(given[0])
     if first < 2 or first % 2:
         return Splitting(False, f"a batch of {first} samples has no halves")
@@ -64,8 +79,10 @@ def splittable(
 
     low = {DType(dtype_name(p.dtype)) for p in model.parameters() if p.dtype in LOW_DTYPES}
     tolerance = gradient_tolerance(low | ({DType.BFLOAT16} if autocasts else set()))
+    fixed = False
 
     def reason_against(index: int) -> str:
+        nonlocal fixed
         batch, why = try_to_measure(lambda: move(given[index], device))
         if batch is None:
             return in_batch(f"a batch could not be put on the device: {why}", index)
@@ -73,9 +90,40 @@ def splittable(
         if halves is None:
             return in_batch(f"a batch cannot be cut in two: {why}", index)
         with buffers_preserved(model), without_dropout(model):
-            return _reason_against(task, model, (batch, *halves), seed, index, tolerance)
+            reason = _reason_against(task, model, (batch, *halves), seed, index, tolerance)
+            if index or not reason.startswith(_NOT_COMPARED):
+                return reason
+            why = _why_half_fails(task, model, batch, halves[0], seed)
+            fixed = bool(why) and not _trains_at(task, model, 2 * first, samples, seed, device)
+        if not fixed:
+            return reason
+        return f"half a batch does not train, so the model runs at batches of {first} only ({why})"
 
-    return judge_splitting(given, reason_against, report)
+    return replace(judge_splitting(given, reason_against, report), fixed=fixed)
+
+
+def _why_half_fails(task: Task, model: nn.Module, batch: Any, half: Any, seed: int) -> str:
+    """Return why half a batch does not train where the whole one does; else ""."""
+    whole, why = (
+        try_to_measure(partial(_difference, task, model, [(part, 1.0, seed)]))[1]
+        for part in (batch, half)
+    )
+    return "" if whole or why == NO_MEMORY else why
+
+
+def _trains_at(
+    task: Task, model: nn.Module, size: int, samples: Samples, seed: int, device: str
+) -> bool:
+    """Say whether a batch of this size trains; True where there is only not enough memory for it.
+
+    Data that hold no such batch are never trained on at this size.
+    """
+    with contextlib.closing(batches(task, size, seed)) as stream:
+        given, _ = try_to_measure(lambda: next(stream))
+    if given is None or samples.count(given) != size:
+        return False
+    _, why = try_to_measure(lambda: _difference(task, model, [(move(given, device), 1.0, seed)]))
+    return why in ("", NO_MEMORY)
 
 
 def _reason_against(
@@ -91,7 +139,7 @@ def _reason_against(
     parts = [whole, *((half, -0.5, seed) for half in halves)]
     error, why = try_to_measure(lambda: _difference(task, model, parts))
     if error is None:
-        return in_batch(f"two halves could not be compared with their batch: {why}", index)
+        return in_batch(f"{_NOT_COMPARED}: {why}", index)
     if error <= tolerance:
         return ""
     if math.isnan(error):

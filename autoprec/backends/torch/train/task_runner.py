@@ -35,6 +35,7 @@ __all__ = [
     "compute_loss",
     "materialize",
     "move",
+    "needs_closure",
     "seed_everything",
 ]
 
@@ -150,7 +151,7 @@ def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
             f"{task.name}: build_optimizer returned {_kind(optimizer)}, expected a "
             "torch.optim.Optimizer; return one optimizer made from model.parameters()"
         )
-    if _needs_closure(optimizer):
+    if needs_closure(optimizer):
         raise TaskError(
             f"{task.name}: build_optimizer returned {_kind(optimizer)}, whose step() needs a "
             "closure, expected one that steps by the gradients there are (AdamW, SGD, ...): a "
@@ -159,7 +160,8 @@ def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether an optimizer's step() cannot be called without a closure, as LBFGS's."""
     try:  # of the class: a learning rate's scheduler puts a function on the optimizer
         inspect.signature(type(optimizer).step).bind(optimizer)
     except TypeError:

@@ -13,13 +13,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.held_state import Holder, Root, State, code_of, find_holders
+from autoprec.backends.torch.apply.held_state import (
+    Holder,
+    Root,
+    State,
+    code_of,
+    find_holders,
+    is_of_torch,
+)
 from autoprec.backends.torch.apply.kept_buffers import frozen_in
 from autoprec.backends.torch.apply.tensor_copies import can_be_copied
 from autoprec.backends.torch.trace.held_snapshot import held_generators
 from autoprec.backends.torch.train.rng import TorchGenerators, put_state, state_of
 
 _Copy = tuple[torch.Tensor, torch.Tensor]
+
+_MOST_SET = 2**16  # elements; a model's layers have fewer channels
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -40,6 +49,7 @@ class Moment:
             self._places += [(owner, name, owner[name]) for name in owner]
         self._copy(tensor for _, _, tensor in self._places)
         self._copy(kept.tensor for kept in frozen_in(root))
+        self._copy(_set_by_data(root))
         weights = {id(parameter) for parameter in root.parameters()}
         for holder in find_holders(_roots(root), registered=[root]):
             state = holder.take()
@@ -71,6 +81,16 @@ class Moment:
         for generator, known in self._own:
             put_state(generator, known)
         self._generators.restore(self._random)
+
+
+def _set_by_data(root: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield trained weights that a model's first forward pass may set, as an ActNorm's does.
+
+    Those are small, and of people's own modules.
+    """
+    for module in root.modules():
+        own: Any = {} if is_of_torch(type(module)) else module._parameters
+        yield from (p for p in own.values() if p is not None and p.numel() <= _MOST_SET)
 
 
 def _roots(root: nn.Module) -> list[Root]:

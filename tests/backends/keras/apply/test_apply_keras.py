@@ -17,7 +17,7 @@ from autoprec import Policy, Recipe, apply_profile, load_profile
 from autoprec.api import device_fingerprint
 from autoprec.errors import AutoprecWarning
 from autoprec.hardware.catalogue import profiles_folder
-from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes.observe import observe
 from autoprec.profiles import save_profile
 from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
@@ -64,13 +64,13 @@ def test_the_machine_is_probed_once(
 ) -> None:
     """The advice on alignment needs what is known of the device as well."""
     path = write_profile(BFLOAT16, "keras")
-    machines: list[LocalMachine] = []
+    machines: list[Machine] = []
 
-    class Counted(LocalMachine):
+    class Counted(Machine):
         def __init__(self) -> None:
             machines.append(self)
 
-    monkeypatch.setattr("autoprec.hardware.probes.observe.LocalMachine", Counted)
+    monkeypatch.setattr("autoprec.hardware.probes.observe.Machine", Counted)
     apply_profile(path, model=build())
     assert len(machines) == 1
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -17,27 +15,17 @@ from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.errors import UsageError
 from tests.backends.keras.replicas.on_replicas import CASES
+from tests.fork_server import ForkServer
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
+def failures(forked: ForkServer) -> dict[str, str]:
     """Run every case in one process, whose two devices are set before TensorFlow starts."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "on_replicas.py")],
-        env={
-            # As many threads as TensorFlow wants: replicas wait for one another.
-            **{k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")},
-            "PYTHONPATH": str(HERE.parents[3]),
-            "KERAS_BACKEND": "tensorflow",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    # As many threads as TensorFlow wants: replicas wait for one another.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")}
+    done = forked.run(HERE / "on_replicas.py", seconds=900, environment=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -5,40 +5,24 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.fork_server import ForkServer
+
 HERE = Path(__file__).parent
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(HERE / "on_workers.py"), *map(str, arguments)],
-        env={
-            # As many threads as TensorFlow wants: replicas wait for one another.
-            **{k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")},
-            "PYTHONPATH": str(HERE.parents[3]),
-            "KERAS_BACKEND": "tensorflow",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    try:
-        said, complaint = process.communicate(timeout=200)
-    finally:
-        process.kill()
-    assert process.returncode == 0, complaint[-4000:]
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+def run(forked: ForkServer, *arguments: int) -> dict[str, Any]:
+    """What on_workers prints, with as many threads as TensorFlow wants: replicas wait."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")}
+    done = forked.run(HERE / "on_workers.py", *arguments, seconds=200, environment=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -54,19 +38,13 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> dict[str, dict[str, Any]]:
+def trained(forked: ForkServer) -> dict[str, dict[str, Any]]:
     ports = free_ports(2)
-    processes = {
-        "one": start(0, *ports),
-        "two": start(1, *ports),
-        "alone": start(),
-    }
-    try:
-        return {name: result(process) for name, process in processes.items()}
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
+    assert forked.pid  # it runs before three threads ask for it
+    words = {"one": (0, *ports), "two": (1, *ports), "alone": ()}
+    with ThreadPoolExecutor(3) as pool:
+        running = {name: pool.submit(run, forked, *given) for name, given in words.items()}
+        return {name: each.result() for name, each in running.items()}
 
 
 def difference(ours: dict[str, Any], theirs: dict[str, Any], name: str) -> float:

@@ -100,6 +100,21 @@ def test_buffers_that_a_skipped_first_step_makes_are_made_anew(kind: type[Regist
     assert same(*results)
 
 
+@pytest.mark.parametrize("skipped", [[0, 1], [2], [0, 3]])
+def test_what_the_first_pass_gives_its_shape_begins_anew(skipped: list[int]) -> None:
+    """Statistics of modules that learn how many features there are from their first batch."""
+    results = []
+    for data in (samples(5, skipped), [b for i, b in enumerate(samples(5)) if i not in skipped]):
+        torch.manual_seed(0)
+        norm = nn.LazyBatchNorm1d(affine=False)
+        model = nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3))
+        precision = apply(FIXED, model, adam(model))
+        for batch in data:
+            step(precision, model, batch)
+        results.append([*model.parameters(), *model.buffers()])
+    assert same(*results)
+
+
 def test_every_micro_batch_of_a_skipped_update_is_undone() -> None:
     model = averages()
     precision = apply(accumulating(FLOAT16, 3), model, adam(model))

@@ -329,6 +329,21 @@ def test_a_model_that_was_moved_to_another_kind_of_device_is_named() -> None:
     assert "call apply_profile again" in text
 
 
+@pytest.mark.parametrize("recipe", [FLOAT32, BFLOAT16, FLOAT16])
+def test_weights_that_were_cast_afterwards_are_named(recipe: Recipe) -> None:
+    def cast(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.bfloat16()
+        for inputs, targets in batches(4):
+            with precision.autocast():
+                outputs = model(inputs.bfloat16())
+            precision.backward(cross_entropy(outputs.float(), targets))
+            precision.step()
+
+    (text,) = told(cast, recipe)
+    assert text.startswith("the weights became bfloat16 after apply_profile")
+    assert f"{recipe.policy} keeps them in float32" in text
+
+
 def test_hooks_on_parameters_are_told_of_the_loss_scale() -> None:
     def clamped(precision: Any, model: Any, optimizer: torch.optim.Optimizer) -> None:
         model[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))

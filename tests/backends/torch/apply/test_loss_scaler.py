@@ -13,7 +13,7 @@ from torch import nn
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning, UsageError
-from tests.backends.torch.operated import mlp
+from tests.backends.torch.operated import FLOAT16, apply, mlp
 
 pytestmark = pytest.mark.torch
 
@@ -364,3 +364,11 @@ def test_a_closure_of_none_is_none() -> None:
     scaler.step(torch.optim.SGD(model.parameters(), lr=0.1), None)  # as accelerate does
     changed = zip(model.parameters(), before, strict=True)
     assert not all(torch.equal(now, then) for now, then in changed)
+
+
+def test_float16_weights_are_refused_with_what_to_leave_out() -> None:
+    model = mlp()
+    precision = apply(FLOAT16, model, torch.optim.SGD(model.parameters(), 0.1))
+    precision.backward(model.half()(torch.ones(4, 6).half()).float().mean())
+    with pytest.raises(UsageError, match=r"weights stay in float32.*Leave out model\.half\(\)"):
+        precision.step()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from autoprec.backends.protocol import Task
 from autoprec.backends.torch.apply.process_settings import (
     _WRITERS,
     process_settings_restored,
     set_process_settings,
 )
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.measure.session import TorchSession
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from tests.backends.torch.operated import (
     FLOAT32,
     apply,
@@ -161,3 +166,30 @@ def test_settings_made_through_the_newer_api_are_restored_too() -> None:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
     assert torch.get_float32_matmul_precision() == "highest"
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+
+
+def test_open_sessions_train_with_their_own_settings_by_turns() -> None:
+    before, seen = process_readings(), dict[int, set[str]]()
+
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        seen.setdefault(len(batch), set()).add(torch.get_float32_matmul_precision())
+        loss: torch.Tensor = model(batch).square().mean()
+        return loss
+
+    def data(batch_size: int) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.randn(batch_size, 4)
+
+    def opened(recipe: Recipe) -> TorchSession:
+        return TorchSession(task, recipe, device="cpu", seed=0, report=lambda *_: None)
+
+    task = Task("net.py", lambda: nn.Linear(4, 1), data, training_step=step)
+    budget = TimingBudget(seconds=0.0, min_steps=1, max_steps=1, precision=0.0)
+    rounding = opened(Recipe(batch_size=8, knobs={"implicit_bfloat16": True}))
+    plain = opened(Recipe(batch_size=16))
+    for session in (plain, rounding, plain, rounding):
+        session.time_steps(budget)
+    assert seen == {8: {"medium"}, 16: {"highest"}}
+    rounding.close()
+    plain.close()
+    assert process_readings() == before

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from autoprec import apply_profile, distribute
 from autoprec.core.device.merging import merge
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.profile import schema_of
 from autoprec.core.recipe import Distributed, LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
@@ -126,8 +125,7 @@ def mixed(rank: int, recipes: tuple[Recipe, Recipe]) -> str | int:
             cpu = machine.devices[0]
             place = merge(cpu, load_catalogue().family_of(cpu)).fingerprint
             made = profile_of(recipe, "torch", place, torch=torch.__version__)
-            schema = schema_of(recipe)
-            save_profile(replace(made, schema=schema), Path(folder, name).with_suffix(".yaml"))
+            save_profile(made, Path(folder, name).with_suffix(".yaml"))
         model = distribute(Recipe(distributed=DDP), mlp())
         with mock.patch("autoprec.profile_selection.observe", return_value=seen[rank]):
             try:

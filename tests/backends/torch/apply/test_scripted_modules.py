@@ -5,6 +5,7 @@ All under bfloat16: in one process TorchScript keeps the first 16-bit dtype for 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -112,3 +113,18 @@ def test_one_that_raises_is_kept_in_float32() -> None:
     found = Proof(tracer, steps=8).find_islands(replace(BFLOAT16, batch_size=8), facts.units)
     assert found.recipe is not None, found.reason
     assert found.recipe.float32_modules == ("2",)
+
+
+@pytest.mark.parametrize("made", [scripted, traced])
+def test_another_model_that_is_scripted_gives_float32_beside_the_model(made: Any) -> None:
+    """A teacher, or an average of the weights, as it was saved by TorchScript."""
+    model, inputs = Block(3), torch.randn(4, 16)
+    teacher = made(copy.deepcopy(model))
+    precision = apply(BFLOAT16, model)
+    for _ in range(2):
+        with precision.autocast():
+            found = [teacher(inputs), model(inputs), teacher(inputs)]
+        assert [each.dtype for each in found] == [torch.float32] * 3
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+    assert not teacher._forward_hooks

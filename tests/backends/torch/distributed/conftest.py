@@ -11,6 +11,7 @@ from processes import MARK, survivors
 
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.rank_group import RankGroup, start_workers
+from autoprec.workers.task_source import TaskSource
 from tests.backends.torch.distributed.rank_tasks import Start, write_task
 
 
@@ -24,7 +25,11 @@ def start_ranks(tmp_path: Path) -> Iterator[Start]:
         task = write_task(tmp_path / f"task_{len(made)}.py", **parts)
         environment = {MARK: mark, "OMP_NUM_THREADS": "1"}
         made.append(
-            start_workers(WorkerSettings(task, nproc=nproc, engine=engine, environment=environment))
+            start_workers(
+                WorkerSettings(
+                    TaskSource(task), nproc=nproc, engine=engine, environment=environment
+                )
+            )
         )
         made[-1].load()
         return made[-1]

@@ -73,7 +73,7 @@ def write_task(path: Path, *, head: str = "", more: str = "") -> Path:
 
 def weights_of(worker: Worker | RankGroup) -> dict[str, torch.Tensor]:
     """The weights that the last run of the task ended with."""
-    found: dict[str, torch.Tensor] = torch.load(worker.settings.task.with_suffix(".pt"))
+    found: dict[str, torch.Tensor] = torch.load(worker.settings.task.path.with_suffix(".pt"))
     return found
 
 

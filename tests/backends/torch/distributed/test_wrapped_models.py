@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autoprec.backends.torch.apply.precision import Precision
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
+from tests.backends.torch.distributed.joined import start
 from tests.backends.torch.operated import (
     BFLOAT16,
     FLOAT16,
@@ -192,7 +192,7 @@ SHARDED = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which both processes have left their weights."""
     folder = tmp_path_factory.mktemp("trained")
-    torch.multiprocessing.start_processes(work, args=(str(folder),), nprocs=2, start_method="spawn")
+    start(2, work, str(folder))
     return folder
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from autoprec.backends.torch.trace.model_state import (
     add_noise,
+    buffer_values,
     gradient_error,
     gradients,
     restore_snapshot,
@@ -61,3 +62,25 @@ def test_both_parts_of_complex_gradients_are_compared():
     whole = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in found.values()))
     assert gradient_error(turned, found) == pytest.approx(difference / whole)
     assert difference > 0.1 * whole
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_sparse_state_of_every_layout_is_kept_and_compared(layout, is_buffer):
+    """The matrix of a graph's edges, in a buffer or in an attribute."""
+
+    class Graph(nn.Linear):
+        edges: torch.Tensor
+
+    net, edges = Graph(4, 2), torch.diag(torch.arange(1.0, 5.0)).to_sparse(layout=layout)
+    if is_buffer:
+        net.register_buffer("edges", edges)
+    else:
+        net.edges = edges
+    kept = take_snapshot(net)
+    assert buffer_values(net, None)["edges"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    (edges._values() if layout is torch.sparse_coo else edges.values()).mul_(2)
+    assert buffer_values(net, None)["edges"].tolist() == [2.0, 4.0, 6.0, 8.0]
+    restore_snapshot(net, kept)
+    assert buffer_values(net, None)["edges"].tolist() == [1.0, 2.0, 3.0, 4.0]

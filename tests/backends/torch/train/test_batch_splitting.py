@@ -63,13 +63,43 @@ def test_sparse_gradients_are_compared() -> None:
     assert "a summed loss" in summed.split_reason
 
 
-def test_hard_coded_shapes_are_not_split_and_say_why() -> None:
-    found = facts(
-        training_step=lambda model, batch: F.mse_loss(model(batch[0].view(32, 4)), batch[1])
-    )
+def hard_coded(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(model(batch[0].view(32, 4)), batch[1])
+
+
+def test_a_model_of_one_batch_size_is_not_split_and_says_why() -> None:
+    found = facts(training_step=hard_coded)
     assert not found.splittable
-    assert "could not be compared" in found.split_reason
-    assert "shape '[32, 4]' is invalid" in found.split_reason
+    assert found.fixed_batch
+    assert found.split_reason.startswith(
+        "half a batch does not train, so the model runs at batches of 32 only (RuntimeError: "
+        "shape '[32, 4]' is invalid"
+    )
+
+
+def data_of(batches: int) -> Callable[[int], Any]:
+    """Return the data of so many batches of 32 samples."""
+
+    def build_data(batch_size: int) -> Any:
+        samples = torch.randn(32 * batches, 5).split(batch_size)
+        return [(each[:, :4], each[:, 4:]) for each in samples]
+
+    return build_data
+
+
+def test_it_runs_at_its_batch_alone_also_where_the_data_hold_no_larger_one() -> None:
+    assert facts(training_step=hard_coded, build_data=data_of(1)).fixed_batch
+
+
+def at_least_20(model: nn.Module, batch: Any) -> torch.Tensor:
+    assert len(batch[0]) >= 20
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def test_a_model_that_trains_at_twice_the_batch_runs_at_others() -> None:
+    found = facts(training_step=at_least_20)
+    assert (found.splittable, found.fixed_batch) == (False, False)
+    assert "could not be compared with their batch: AssertionError" in found.split_reason
 
 
 class Sealed(list):

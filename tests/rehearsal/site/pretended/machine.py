@@ -72,8 +72,8 @@ def _apple() -> dict[str, str]:
 
 
 def install(module: Any) -> None:
-    """Put the answers over those of autoprec.hardware.machine's LocalMachine."""
-    local = module.LocalMachine
+    """Put the answers over those of autoprec.hardware.machine's Machine."""
+    local = module.Machine
     if settings.KIND == "mps":
         answers = _apple()
         local.system, local.architecture = "Darwin", "arm64"

@@ -40,8 +40,12 @@ class Books:
         self.allocated = self.reserved = self.peak = self.peak_reserved = 0
         self.fraction = 1.0
         self._uuid = gpu["uuid"]
-        self._own = Path(settings.FOLDER, f"{gpu['uuid']}.{os.getpid()}")
+        self.name_own()
         self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+
+    def name_own(self) -> None:
+        """Name the file in which this process says what it holds."""
+        self._own = Path(settings.FOLDER, f"{self._uuid}.{os.getpid()}")
 
     def block(self, tensor: torch.Tensor) -> Block | None:
         """The block of a tensor's storage; a new one where the storage has none yet."""
@@ -124,3 +128,11 @@ class Books:
 
 
 BOOKS = [Books(index, gpu) for index, gpu in enumerate(settings.GPUS)]
+
+
+def _name_all() -> None:
+    for books in BOOKS:
+        books.name_own()
+
+
+os.register_at_fork(after_in_child=_name_all)

@@ -1,0 +1,75 @@
+"""The batch of the most goodput: found once the gradient's noise is known, then searched at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autoprec.core.number_words import rate_number
+from autoprec.core.numerics.noise_scale import NoiseScale
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.goodput import goodput_batch
+from autoprec.core.speed.space import BATCH, point_key
+from autoprec.tuning.events import Note
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.search.loop import Search
+from autoprec.tuning.search.trials import Trials
+from autoprec.tuning.stage_results import SearchResult
+from autoprec.tuning.study.study import Study
+from autoprec.workers.runner import Runner
+
+
+def search_at_goodput(
+    job: TuningJob,
+    study: Study,
+    found: SearchResult,
+    noise_scale: Callable[[Recipe], NoiseScale | None],
+    runner: Runner,
+) -> SearchResult:
+    """Search on at the batch of the most goodput, by the gradient noise scale at the baseline.
+
+    Of smaller batches than the baseline's fewer samples train in a second: those are not taken.
+    The result has the trials at that batch and the baseline to choose from. Where no batch is to be
+    chosen by goodput, or the noise cannot be measured, the search stays as it was `found`.
+    """
+    space, baseline = found.trials.space, found.baseline_outcome
+    free = space.effective_batch is None and len(space.batch_sizes) > 1
+    allowed = [
+        outcome
+        for outcome in found.trials.history
+        if outcome.rate > 0 and outcome.point["policy"] in (job.options.policies or space.policies)
+    ]
+    if job.options.batch != "goodput" or not free or not allowed:
+        return found
+    scale = noise_scale(found.baseline)
+    if scale is None:
+        why = "the noise of its gradient could not be measured"
+        job.listener(Note(f"the knee is taken for the batch of the most goodput: {why}"))
+        return found
+    leader = max(allowed, key=lambda outcome: min(outcome.rate, outcome.loader_feeds))
+    sizes = [each for each in space.batch_sizes if each >= int(baseline.point[BATCH])]
+    size = goodput_batch(sizes, found.trials.history, leader, scale, space.world_size)
+    at = "more than can be told" if scale.at is None else f"{rate_number(scale.at)} samples"
+    said = f"batch {size * space.world_size} has the most goodput"
+    job.listener(Note(f"{said}: the gradient noise scale is {at}"))
+    missing = found.not_covered
+    if job.options.sampler == "cost":
+        own = replace(space, batch_sizes=(size,))
+        plain = {**found.baseline_point, BATCH: size}
+        search = Search(job, study, own, plain, found.trials.task.units, spent=found.seconds)
+        search.run(runner)
+        space = replace(search.space, batch_sizes=space.batch_sizes)
+        missing = tuple(dict.fromkeys((*missing, *search.not_covered)))
+    history = study.history()
+    kept = [
+        outcome
+        for outcome in history
+        if outcome.point[BATCH] == size or point_key(outcome.point) == point_key(baseline.point)
+    ]
+    return replace(
+        found,
+        trials=Trials(found.trials.task, space, history, found.trials.rehearsed),
+        ranking=tuple(kept),
+        noise_scale=scale,
+        not_covered=missing,
+    )

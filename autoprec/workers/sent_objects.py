@@ -1,0 +1,187 @@
+"""Sends a notebook's objects to workers, as a file of bytes that cloudpickle makes.
+
+A function of a notebook has no file that a worker could import, so it travels by its value, with
+the variables that it uses. What cannot travel is named by the way to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autoprec.backends.capture import is_factory
+from autoprec.errors import TaskError, UsageError
+from autoprec.workers.task_source import SENT
+
+MOST_BYTES = 2 * 2**30
+"""More than this is data that should be read by the worker."""
+
+_DEEPEST = 12
+
+
+@contextlib.contextmanager
+def sent(objects: Any, folder: Path | None) -> Iterator[Path]:
+    """Write objects to a file below `folder` (None: a temporary one) while the context is open.
+
+    The file's name is theirs, its place is said by their content. Raises `UsageError` for what
+    cannot travel.
+    """
+    name = name_of(objects)
+    content = _dumped(name, objects)
+    if folder is None:
+        place = Path(tempfile.mkdtemp(prefix="autoprec-"))
+    else:
+        place = folder / "objects" / hashlib.sha256(content).hexdigest()[:12]
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = place / f"{name}{SENT}"
+    if path.exists() and path.read_bytes() == content:  # of another tuning, which needs it
+        yield path
+        return
+    try:
+        with open(path, "wb", opener=_for_this_user) as file:
+            file.write(content)
+        yield path
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    """Open a file that others cannot read, and follow no link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+def receive(path: Path) -> Any:
+    """Return the objects of such a file; they are code, which runs here."""
+    with path.open("rb") as file:
+        try:
+            for folder in pickle.load(file):  # noqa: S301
+                if folder not in sys.path:
+                    sys.path.append(folder)
+            return pickle.load(file)  # noqa: S301
+        except (AttributeError, ImportError) as error:
+            raise TaskError(
+                f"{path.stem} came from another process and cannot be read here: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def name_of(objects: Any) -> str:
+    """Return what a task of objects is called: by the function, else by the model's class."""
+    if is_factory(objects):
+        return str(getattr(objects, "__name__", "task")).strip("<>")
+    given = list(objects.values()) if isinstance(objects, Mapping) else objects
+    if isinstance(given, list | tuple) and given:
+        trainer = type(given[0]).__name__ == "Trainer" and len(given) > 1
+        return type(given[1 if trainer else 0]).__name__.lower()
+    return type(getattr(objects, "model", objects)).__name__.lower()
+
+
+class _OnDevice(Exception):
+    """A tensor is not in main memory."""
+
+
+def _dumped(name: str, objects: Any) -> bytes:
+    content = _bytes_of([path for path in sys.path if path]) + _tried(name, objects)
+    if len(content) > MOST_BYTES:
+        raise UsageError(
+            f"{name} takes {len(content) / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:g} GiB "
+            "travel to the workers: give a function that builds it and reads the data"
+        )
+    return content
+
+
+def _tried(name: str, objects: Any) -> bytes:
+    try:
+        return _bytes_of(objects)
+    except UsageError:
+        raise
+    except Exception as error:
+        where, value, why = _innermost(name, objects, error)
+        raise UsageError(
+            f"{name} cannot travel to the workers: {where} is a {type(value).__name__} "
+            f"({type(why).__name__}: {why}). {_way_out(why, where)}"
+        ) from error
+
+
+def _way_out(why: Exception, where: str) -> str:
+    if isinstance(why, _OnDevice):
+        return "Move it to the CPU, as model.cpu() does, or build it inside a function"
+    return (
+        f"Give a function that makes {where} itself: def build(): return model, optimizer, "
+        "loader, step"
+    )
+
+
+def _bytes_of(objects: Any) -> bytes:
+    buffer = io.BytesIO()
+    _pickler_class()(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(objects)
+    return buffer.getvalue()
+
+
+def _pickler_class() -> Any:
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise UsageError(
+            "objects of a notebook travel to the workers by cloudpickle, which is not installed; "
+            "install it with `pip install 'autoprec[notebook]'`, or put the function into a file: "
+            "autoprec.tune('train.py:build')"
+        ) from error
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
+        """Refuses what is in a device's memory: the workers see another device, or none."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            device = getattr(obj, "device", None) if hasattr(obj, "requires_grad") else None
+            if getattr(device, "type", "cpu") not in ("cpu", "meta"):
+                raise _OnDevice(f"it is on {device}")
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def _innermost(name: str, value: Any, error: Exception) -> tuple[str, Any, Exception]:
+    """Return the innermost part that cannot travel, the way to it, and why it cannot."""
+    for _ in range(_DEEPEST):
+        for path, part in _parts(name, value):
+            try:
+                _bytes_of(part)
+            except Exception as found:
+                name, value, error = path, part, found
+                break
+        else:
+            break
+    return name, value, error
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, each with the way to it."""
+    if isinstance(value, types.MethodType):
+        yield f"{name}.__self__", value.__self__
+    elif isinstance(value, types.FunctionType):
+        with contextlib.suppress(TypeError, ValueError):
+            seen = inspect.getclosurevars(value)
+            yield from ({**seen.nonlocals, **seen.globals}).items()
+    elif isinstance(value, Mapping):
+        yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"{name}[{place}]", item) for place, item in enumerate(value))
+    else:
+        state = value.__getstate__() if hasattr(value, "__getstate__") else None
+        held = state if isinstance(state, dict) else getattr(value, "__dict__", {})
+        for key, item in held.items():
+            if key in ("_modules", "_parameters", "_buffers") and isinstance(item, Mapping):
+                yield from ((f"{name}.{path}", part) for path, part in item.items())
+            else:
+                yield f"{name}.{key}", item

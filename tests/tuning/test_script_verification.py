@@ -1,0 +1,130 @@
+"""Whole runs of a script in turns: what is claimed of them, what limits them, what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.core.speed.noise import Ratio
+from autoprec.errors import TaskError, UsageError
+from autoprec.tuning import script_verification
+from autoprec.tuning.events import Event, Note
+from autoprec.tuning.script_verification import ScriptJob, verify_script
+from autoprec.workers.recorded_run import RecordedRun
+from autoprec.workers.task_source import TaskSource
+from tests.core import example_profile
+
+STATED = Ratio(1.6, 1.5, 1.7, 9)
+EVIDENCE = replace(example_profile.PROFILE.evidence, speedup=STATED)
+PROFILE = replace(example_profile.PROFILE, evidence=EVIDENCE)
+APPLIED = "model.profile.yaml"
+
+
+def run(seconds: float = 1.0, loss: float = 2.0, **more: Any) -> RecordedRun:
+    return RecordedRun(seconds, 0.0, (loss, loss), **{"profiles": (APPLIED,), **more})
+
+
+def verify(
+    monkeypatch: pytest.MonkeyPatch,
+    off: Sequence[RecordedRun],
+    on: Sequence[RecordedRun],
+    said: list[Event] | None = None,
+) -> Any:
+    """Verify with these runs in the place of real ones."""
+    left = {True: list(off), False: list(on)}
+    order: list[bool] = []
+
+    def next_run(job: ScriptJob, *, switched_off: bool) -> RecordedRun:
+        order.append(switched_off)
+        return left[switched_off].pop(0)
+
+    monkeypatch.setattr(script_verification, "_run", next_run)
+    job = ScriptJob(
+        TaskSource(Path("train.py"), script=True),
+        PROFILE,
+        Path(APPLIED),
+        (said if said is not None else []).append,
+        rounds=len(off),
+    )
+    found = verify_script(job)
+    assert order == [True, False, False, True, True, False][: 2 * len(off)]
+    return found
+
+
+def results(found: Any) -> dict[str, str]:
+    return {each.name: each.result for each in found.claims}
+
+
+def test_a_script_that_gains_and_trains_alike_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    faster = 1.0 / STATED.ratio
+    found = verify(monkeypatch, [run(loss=2.0)] * 3, [run(faster, loss=2.01)] * 3)
+    assert results(found) == {"end to end": "holds", "losses": "holds"}
+    assert found.speedup.ratio == pytest.approx(STATED.ratio)
+    assert found.notes == ()
+
+
+def test_a_gain_that_the_loader_eats_is_told_with_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Event] = []
+    waiting = replace(run(0.99), loader_seconds=0.6)
+    found = verify(monkeypatch, [run()] * 3, [waiting] * 3, said)
+    assert results(found)["end to end"] == "fails"
+    assert "the loader takes 61 % of an update with the profile" in found.notes[0]
+    assert [each.text for each in said if isinstance(each, Note)] == list(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "result"),
+    [
+        ((2.0, 2.0, 2.0), (2.0, 2.0, 2.0), "holds"),
+        ((2.0, 2.001, 2.0), (2.3, 2.31, 2.3), "fails"),
+        ((2.0, 2.4, 1.7), (2.3, 1.9, 2.0), "unresolved"),  # without a seed
+    ],
+)
+def test_losses_are_compared_with_how_much_runs_of_one_kind_differ(
+    monkeypatch: pytest.MonkeyPatch, off: Sequence[float], on: Sequence[float], result: str
+) -> None:
+    plain, tuned = ([run(loss=each) for each in losses] for losses in (off, on))
+    assert results(verify(monkeypatch, plain, tuned))["losses"] == result
+
+
+def test_another_profile_than_the_one_given_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verify(monkeypatch, [run()] * 3, [run(profiles=("other.yaml",))] * 3)
+    assert "the script applies other.yaml, and model.profile.yaml was given" in found.notes
+
+
+def test_a_script_that_applies_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="applied no profile within its first 60 updates"):
+        verify(monkeypatch, [run()], [run(profiles=())])
+
+
+def test_a_stated_gain_is_the_one_at_the_same_batch() -> None:
+    assert PROFILE.gains()[0].name == "speed-up"
+    assert PROFILE.gains()[0].ratio == STATED
+
+
+# Real runs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="runs are ended by their process group")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('said this'); 1 / 0", "failed before its first update:\n"),
+        ("print(1)", "ended after 0 updates, expected 60 or more: give fewer as `updates`"),
+    ],
+)
+def test_a_run_that_fails_shows_what_it_printed(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(text))
+    job = ScriptJob(TaskSource(path, script=True), PROFILE, None, lambda event: None)
+    with pytest.raises(TaskError, match=re.escape(said)):
+        verify_script(job)

@@ -1,0 +1,65 @@
+"""Whole runs of a PyTorch script: what is recorded is what it did, and nothing after it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autoprec.tuning.script_verification import ScriptJob, verify_script
+from autoprec.workers.task_source import TaskSource
+from tests.core.example_profile import PROFILE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="runs are ended by their process group"),
+]
+
+LOOP = """
+import json, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from autoprec import Policy, Recipe, apply_profile
+from autoprec.core.recipe import LossScale
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+recipe = Recipe(
+    policy=Policy.MIXED_FLOAT16, batch_size=8, accumulation_steps=2,
+    loss_scale=LossScale(mode="fixed", initial=1024.0),
+)
+precision = apply_profile(recipe, model=model, optimizer=optimizer, watch=False)
+data = TensorDataset(torch.randn(256, 8), torch.arange(256) % 2)
+kept = [0.0]
+for inputs, targets in precision.batches(DataLoader(data, batch_size=8)):
+    loss = torch.nn.functional.cross_entropy(precision.forward(inputs), targets)
+    kept[-1] += loss.item() / 2
+    with open(sys.argv[1] + str(precision.policy), "w") as file:
+        json.dump(kept, file)
+    if precision.backward_and_step(loss):
+        kept.append(0.0)
+print("after")
+open(sys.argv[1] + "after", "w").close()
+"""
+
+
+def test_the_losses_before_the_scale_are_recorded_update_by_update(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOOP)
+    source = TaskSource(script, arguments=(str(tmp_path / "losses-"),), script=True)
+    job = ScriptJob(source, PROFILE, None, lambda event: None, rounds=1, updates=6)
+    found = verify_script(job)
+    assert [each.name for each in found.claims] == ["end to end", "losses"]
+    assert found.claims[1].result == "holds"
+    off, on = (
+        json.loads((tmp_path / f"losses-{policy}").read_text())
+        for policy in ("float32", "mixed_float16")
+    )
+    assert len(off) == len(on) == 6
+    assert off != on
+    apart = abs(sum(off) - sum(on)) / sum(off)
+    assert f"{apart * 100:.2g} % apart" in found.claims[1].found
+    assert not (tmp_path / "losses-after").exists()
