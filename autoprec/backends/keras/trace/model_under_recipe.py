@@ -30,7 +30,11 @@ from autoprec.backends.keras.trace.recorded_outputs import (
     observing_function,
 )
 from autoprec.backends.keras.train.data import count_samples, size_in_bytes, to_numpy
-from autoprec.backends.keras.train.rng import KerasGenerators, same_in_every_dtype
+from autoprec.backends.keras.train.rng import (
+    DrawsFromState,
+    KerasGenerators,
+    same_in_every_dtype,
+)
 from autoprec.backends.keras.train.task_runner import (
     VariableMemory,
     build_model,
@@ -73,11 +77,14 @@ class KerasTrainee:
         self._gradient_function: Any = None
         self._observing_function: Any = None
         self._evaluation: Evaluation | None = None
+        self._draws = DrawsFromState() if on_tensorflow() else None
         self._state = state_variables(self.model)
         self._buffers, self._seeds = _buffer_paths(self.model), _seeds(self.model)
         self._whole_numbers = {
             path for index, path in self._buffers.items() if _is_whole(self._state[index])
         }
+        if self._draws is not None:
+            self._state.append(self._draws.variable)
         self._left: Mapping[str, Any] = {}
         self._drew = False
         self._readers: dict[Any, magnitudes.StepReader] = {}
@@ -98,8 +105,10 @@ class KerasTrainee:
         for batch, _ in batches:
             self.model.reset_metrics()
             feed = iter([batch]) if on_tensorflow() else [batch]
-            with same_in_every_dtype(), raising_layers_noted(self.model):
+            with same_in_every_dtype(self._draws), raising_layers_noted(self.model):
                 losses.append(to_float(loss_in_logs(self.model.train_function(feed))))
+            if self._draws is not None:
+                self._draws.variable.assign_add(1)
         return sum(losses) / len(losses), self.precision.skipped > before
 
     def loss(self, batch: Any, seed: int) -> float:
@@ -117,11 +126,11 @@ class KerasTrainee:
         """Return what a function of (batch, scale) gives; the state stays as it is."""
         kept = self.take_state()
         self.model.reset_metrics()
-        with same_in_every_dtype(), raising_layers_noted(self.model):
+        with same_in_every_dtype(self._draws), raising_layers_noted(self.model):
             found = function(batch, self.precision.scale)
         if self._buffers:
             self._left = self.buffers(self.take_state(), exact=True)
-        self._drew = self._seeds_moved(kept)
+        self._drew = self._seeds_moved(kept) or (self._draws is not None and self._draws.drawn)
         self.put_back(kept)
         return found
 

@@ -25,10 +25,56 @@ from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.shared.rng_streams import HostGenerators
 
 
+class DrawsFromState:
+    """What a run draws by TensorFlow's own generators, from a state that can be copied.
+
+    TensorFlow draws `tf.random` and `tf.nn.dropout` from a count of how often a compiled function
+    ran: two functions at the same weights, or one that was called once more, draw other numbers.
+    From `variable` they draw the same as long as it is the same. `drawn` says whether they do.
+    """
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        self.variable = tf.Variable(0, trainable=False, dtype="int64")
+        self.drawn = False
+
+    def functions(self) -> Iterator[_Replacement]:
+        """Yield TensorFlow's operations that draw, and what to put in their place."""
+        from tensorflow.python.ops import gen_random_ops as ops
+        from tensorflow.python.ops import gen_stateless_random_ops as stateless
+
+        for name, own in (
+            ("random_uniform", stateless.stateless_random_uniform),
+            ("random_standard_normal", stateless.stateless_random_normal),
+            ("truncated_normal", stateless.stateless_truncated_normal),
+        ):
+            yield ops, name, functools.partial(self._stateless, own)
+
+    def _stateless(self, own: Callable[..., Any], original: Any) -> Callable[..., Any]:
+        import tensorflow as tf
+
+        @functools.wraps(original)
+        def draw(shape: Any, dtype: Any, seed: int = 0, seed2: int = 0, name: Any = None) -> Any:
+            self.drawn = True
+            key = tf.stack([tf.constant(seed, "int64"), self.variable * _PRIME + seed2])
+            return own(shape, key, dtype=dtype, name=name)
+
+        return draw
+
+
+#: Keeps the numbers of one step apart from those of the next.
+_PRIME = 1_000_003
+
+#: Where a function is held, its name, and what makes another of it.
+_Replacement = tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+
 @contextmanager
-def same_in_every_dtype() -> Iterator[None]:
-    """Draw in float32 what is traced or run inside."""
-    held = [(owner, name, getattr(owner, name), kind) for owner, name, kind in _drawing_functions()]
+def same_in_every_dtype(draws: DrawsFromState | None = None) -> Iterator[None]:
+    """Draw in float32 what is traced or run inside; by TensorFlow's generators from `draws`."""
+    replaced = [*_drawing_functions(), *(draws.functions() if draws is not None else ())]
+    held = [(owner, name, getattr(owner, name), kind) for owner, name, kind in replaced]
     for owner, name, original, kind in held:
         setattr(owner, name, kind(original))
     try:
@@ -38,7 +84,7 @@ def same_in_every_dtype() -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def _drawing_functions() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+def _drawing_functions() -> Iterator[_Replacement]:
     """Yield where each function that draws in a dtype is held, and what to put in its place."""
     yield keras_random, "dropout", _dropped_in_float32
     for name in ("normal", "uniform", "truncated_normal", "gamma", "binomial", "beta"):
