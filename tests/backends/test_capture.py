@@ -47,12 +47,12 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("objects", KNOWN, ids=str)
+@pytest.mark.parametrize("objects", KNOWN, ids=range(len(KNOWN)))
 def test_known_objects_are_taken(objects: Any) -> None:
     check_objects(objects, name="build")
 
 
-@pytest.mark.parametrize(("objects", "message"), UNKNOWN, ids=str)
+@pytest.mark.parametrize(("objects", "message"), UNKNOWN, ids=[message for _, message in UNKNOWN])
 def test_others_are_refused(objects: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_objects(objects, name="train.py:build")
