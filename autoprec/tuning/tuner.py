@@ -78,7 +78,7 @@ def tune(job: TuningJob) -> Profile:
             result = _tune_after_preflight(job, study, preflight, runner)
             if job.options.explain:
                 _profile(job, result.confirmation.choice.recipe, runner)
-            _tell_start_ups(job, time.monotonic() - began)
+            _tell_start_ups(job)
         profile = build_profile(job, result, digest=digest, seconds=time.monotonic() - began)
         write_final_study(study, result, profile)
         study.remember(RESULT, StoredProfile(profile, repr(job.options.limits())))
@@ -106,13 +106,12 @@ def _start(job: TuningJob, runner: Runner) -> tuple[TuningJob, str]:
     return with_memory(job, loaded.memory), source_digest(job.task, loaded.fingerprint)
 
 
-def _tell_start_ups(job: TuningJob, seconds: float) -> None:
+def _tell_start_ups(job: TuningJob) -> None:
     """Say what running the user's script or function anew in every worker has cost."""
-    if not job.task.plain:
-        spent, count = sum(job.start_ups), len(job.start_ups)
-        workers = "one worker" if count == 1 else f"{count} workers"
-        said = f"its own start took {spent:.0f} s of {seconds:.0f} s, in {workers}"
-        job.listener(Note(said))
+    if not job.task.plain and job.start_ups:
+        each, count = sum(job.start_ups) / len(job.start_ups), len(job.start_ups)
+        workers = "its worker" if count == 1 else f"each of {count} workers, some at the same time"
+        job.listener(Note(f"its own start took {each:.1f} s in {workers}"))
 
 
 def _lock(job: TuningJob) -> AbstractContextManager[None]:
