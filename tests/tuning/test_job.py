@@ -12,6 +12,7 @@ import pytest
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.events import Event, Note
@@ -49,12 +50,17 @@ def test_others_on_the_device_are_told_of_once(others: int, notes: int) -> None:
     assert len([e for e in events if isinstance(e, Note) and e.warning]) == len(events) == notes
 
 
-@pytest.mark.parametrize(("kind", "fit"), [(DeviceKind.CUDA, False), (DeviceKind.CPU, True)])
-def test_on_an_accelerator_each_worker_has_a_context_of_its_own(
-    kind: DeviceKind, fit: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "policy", "fit"),
+    [
+        (DeviceKind.CUDA, Policy.TF32, False),  # which is set for a whole process
+        (DeviceKind.CUDA, Policy.MIXED_BFLOAT16, True),
+        (DeviceKind.CPU, Policy.FLOAT32, True),
+    ],
+)
+def test_each_worker_has_a_context_of_its_own(kind: DeviceKind, policy: Policy, fit: bool) -> None:
     findings = cast(Any, SimpleNamespace(framework="keras", peak_memory_of=lambda _: GIB // 4))
-    two = [Recipe(batch_size=16), Recipe(batch_size=32)]
+    two = [Recipe(policy, batch_size=16), Recipe(policy, batch_size=32)]
     assert fit_in_memory_together(job([], kind, memory_bytes=GIB), two, findings) is fit
     assert fit_in_memory_together(job([], kind, memory_bytes=2 * GIB), two, findings)
 
