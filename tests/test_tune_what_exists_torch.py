@@ -101,7 +101,7 @@ def test_the_notebook_shows_progress_the_profile_and_the_report(
     assert any("<pre" in each.data.get("text/html", "") for each in progress if "data" in each)
     assert "<caption>digits</caption>" in shown["profile"][0].data["text/html"]
     assert "&lt;svg" in shown["autoprec.report(profile)"][0].data["text/html"]
-    printed = "".join(each.text for each in shown["model, optimizer, loader, step = digits()"])
+    printed = "".join(each.text for each in shown["model, optimizer, loader, _ = digits()"])
     assert printed.count("epoch") == 3
     assert load_profile(tmp_path / "digits.profile.yaml").recipe.effective_batch == 64
     assert [path.name for path in tmp_path.iterdir()] == ["digits.profile.yaml"]

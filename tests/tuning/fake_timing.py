@@ -46,6 +46,7 @@ RUNNER = SimpleNamespace(drop=lambda: None)
 JOB = cast(
     Any,
     SimpleNamespace(
+        task=SimpleNamespace(plain=True),
         options=SimpleNamespace(rounds=5, seed=0, attribute=False, baseline=None),
         listener=silent,
         memory_bytes=None,

@@ -84,6 +84,7 @@ def contest(
     together: bool = True,
     concurrently: bool = True,
     new_processes: bool = False,
+    keeps_processes: bool = False,
     contention_monitor: Any = None,
 ) -> tuple[InterleavedTiming, Runner]:
     shared = workers.runner()
@@ -98,5 +99,6 @@ def contest(
         contention_monitor=contention_monitor or no_contention(),
         concurrently=concurrently,
         new_processes=new_processes,
+        keeps_processes=keeps_processes,
     )
     return made, shared

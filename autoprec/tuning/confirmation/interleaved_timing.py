@@ -84,10 +84,12 @@ class InterleavedTiming:
         contention_monitor: ContentionMonitor,
         concurrently: bool = True,
         new_processes: bool = False,
+        keeps_processes: bool = False,
     ) -> None:
         self.recipes = tuple(recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._new_processes, self._listener = new_processes, listener
+        self._keeps_processes = keeps_processes
         self._contention_monitor = contention_monitor
         self._turns: list[list[float]] = [[] for _ in recipes]
         self._sessions = Sessions(
@@ -118,7 +120,7 @@ class InterleavedTiming:
         """
         order = list(range(len(self.recipes)))
         for number in range(rounds):
-            if number and self._new_processes:
+            if number and self._new_processes and not self._keeps_processes:
                 self._sessions.renew_processes(order)
             for index, measured in self._time_round(order, backwards=number % 2 == 1).items():
                 self.measured[index].append(measured)
@@ -248,7 +250,8 @@ def time_interleaved(
     Recipes that may share a worker use `runner`, and release their memory there at the end. The
     others get runners of their own. `trials` tell how much memory each recipe needs. On a CPU each
     round has `new_processes`, unless only the order of recipes matters: what a process adds to the
-    times of all that run in it does not change that.
+    times of all that run in it does not change that. Where each would run the user's script anew,
+    rounds as long keep their processes.
     """
     together = fit_in_memory_together(job, recipes, trials)
 
@@ -269,6 +272,7 @@ def time_interleaved(
         contention_monitor=job.contention_monitor,
         concurrently=job.on_cpu,
         new_processes=new_processes and job.on_cpu,
+        keeps_processes=not job.task.plain,
     )
     with timing:
         finalists = timing.run(rounds, running)

@@ -90,6 +90,15 @@ def test_a_process_has_as_many_turns_as_its_start_is_worth(
     assert [len(measured) for measured in made.measured] == [3]
 
 
+def test_processes_that_run_a_users_script_are_kept_for_rounds_as_long(clock: Clock) -> None:
+    workers = Workers(slow(clock, load=3.0, turn=1.0))
+    made, _ = contest(workers, [FAST], new_processes=True, keeps_processes=True)
+    with made:
+        made.run(3)
+    timed = [method for _, method, _ in workers.log].count("time")
+    assert (timed - 1, len(workers.made)) == (3 * 4, 1)  # less the warm-up
+
+
 def test_a_round_runs_there_and_back_and_the_next_one_back_and_there(clock: Clock) -> None:
     workers = Workers(slow(clock, turn=1.0))
     made, _ = contest(workers, [FAST, LARGE], new_processes=True)
