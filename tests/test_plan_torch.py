@@ -110,6 +110,7 @@ def test_wide_layers_on_an_a100_may_gain(planned: Planned) -> None:
     assert "every matrix dimension is a multiple of" in said
 
 
+@pytest.mark.slow
 def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
     planned: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -128,6 +129,7 @@ def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
     assert "by mixed_bfloat16: float32 takes at least" in said
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_longest_batches_wherever_they_are(planned: Planned) -> None:
     def needed(long_from: int) -> float:
         plan = json.loads(planned(RAGGED.format(long_from=long_from), "a100", "--json"))
