@@ -13,6 +13,7 @@ from benchmarks.provenance import lines_of
 
 MACHINES = {
     "intel-amx": "Xeon with AMX",
+    "intel-emerald-rapids": "Emerald Rapids",
     "amd-zen5": "Zen 5",
     "amd-zen4": "Zen 4",
     "amd-zen3": "Zen 3",

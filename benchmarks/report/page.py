@@ -71,6 +71,7 @@ command that prints it. Where a section does not show a machine's earlier runs, 
 files. The machines, all virtual, those named after a processor with 2 cores and no accelerator:
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
+- **Emerald Rapids**: such a Xeon of 2023 (`intel-emerald-rapids`).
 - **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When grids of `benchmarks/curves/` were
   recorded on 2026-11-22 (all but encoder's, gpt's and keras_mlp's), many recipes' rates differed
   from one process to the next. *Samplers replayed* uses these grids; the comparison with an
