@@ -120,7 +120,7 @@ def test_the_batches_are_those_that_the_device_the_task_and_the_user_leave(
     found, said = built(options, facts, **task)
     assert found.batch_sizes == sizes
     assert found.effective_batch == task.get("batch_size")
-    split = "BATCH_SIZE = 32 is not split: " if task.get("splittable") is False else None
+    split = "its batch of 32 is not split: " if task.get("splittable") is False else None
     idle = "BATCH_SIZE = 32 is kept, so `batch=32` chooses nothing"
     kept = task.get("batch_size") and options.batch == "32"
     assert said == [*([idle] if kept else []), *([split] if split else [])]
@@ -369,7 +369,7 @@ def test_a_batch_that_must_stay_whole_is_split_among_the_ranks_only() -> None:
     task = {"batch_size": 64, "splittable": False, "split_reason": "BatchNorm"}
     space, said = built(Options(nproc=2), **task)
     assert space.batch_sizes == (32,)
-    assert "BATCH_SIZE = 64 is split among the ranks only: BatchNorm" in said
+    assert "its batch of 64 is split among the ranks only: BatchNorm" in said
     whole, said = built(Options(), **task)
     assert whole.batch_sizes == (64,)
-    assert "BATCH_SIZE = 64 is not split: BatchNorm" in said
+    assert "its batch of 64 is not split: BatchNorm" in said

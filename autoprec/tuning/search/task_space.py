@@ -276,7 +276,7 @@ def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
         own = batch_of_rank(task.batch_size, job.options.nproc)
         if not task.splittable:
             split = "split among the ranks only" if job.options.nproc > 1 else "not split"
-            job.listener(Note(f"BATCH_SIZE = {task.batch_size} is {split}: {task.split_reason}"))
+            job.listener(Note(f"its batch of {task.batch_size} is {split}: {task.split_reason}"))
             return (own,)
         if asked is not None:
             return asked
