@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
-from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.codec import to_plain
 from autoprec.core.number_words import percent
 from autoprec.core.profile import Profile
 from autoprec.core.profile_claims import Claim, Verification, judge_speedup
@@ -110,20 +112,22 @@ def _is_same(one: str, other: Path) -> bool:
 
 def _losses_claim(off: Sequence[RecordedRun], on: Sequence[RecordedRun]) -> Claim:
     """Compare the mean losses of both kinds with each other and among runs of one kind."""
-    plain, tuned = ([_mean(run.losses) for run in runs] for runs in (off, on))
+    stated = "the same as float32's"
+    if not all(run.losses for run in (*off, *on)):
+        return Claim("losses", "unresolved", stated, "no loss was seen in some runs")
+    plain, tuned = ([sum(run.losses) / len(run.losses) for run in runs] for runs in (off, on))
+    if not all(map(math.isfinite, (*plain, *tuned))):
+        broken = all(map(math.isfinite, plain))
+        result: Literal["fails", "unresolved"] = "fails" if broken else "unresolved"
+        return Claim("losses", result, stated, "not finite")
     scale = abs(median(plain)) or 1.0
     between = median([abs(a - b) / scale for a in plain for b in tuned])
     pairs = [*combinations(plain, 2), *combinations(tuned, 2)]
     within = max((abs(a - b) / scale for a, b in pairs), default=0.0)
     found = f"{percent(between)} apart, {percent(within)} between runs of one kind"
     if between <= max(_LOSS_SHARE, _NOISE_FACTOR * within):
-        alike = within <= _LOSS_SHARE
-        return Claim("losses", "holds" if alike else "unresolved", "the same as float32's", found)
-    return Claim("losses", "fails", "the same as float32's", found)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+        return Claim("losses", "holds" if within <= _LOSS_SHARE else "unresolved", stated, found)
+    return Claim("losses", "fails", stated, found)
 
 
 def _run(job: ScriptJob, *, switched_off: bool) -> RecordedRun:
@@ -158,7 +162,10 @@ def _run(job: ScriptJob, *, switched_off: bool) -> RecordedRun:
         if not record.exists():
             printed = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN_CHARACTERS:]
             raise TaskError(f"{job.source.name} failed before its first update:\n{printed}")
-        found = from_plain(RecordedRun, json.loads(record.read_text(encoding="utf-8")))
+        said = json.loads(record.read_text(encoding="utf-8"))
+        found = RecordedRun(
+            **{**said, **{each: tuple(said[each]) for each in ("losses", "profiles")}}
+        )
     if found.ended:
         raise TaskError(
             f"{job.source.name} ended after {len(found.losses)} updates, expected "

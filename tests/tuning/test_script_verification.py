@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
@@ -28,7 +29,8 @@ APPLIED = "model.profile.yaml"
 
 
 def run(seconds: float = 1.0, loss: float = 2.0, **more: Any) -> RecordedRun:
-    return RecordedRun(seconds, 0.0, (loss, loss), **{"profiles": (APPLIED,), **more})
+    made = {"losses": (loss, loss), "profiles": (APPLIED,), **more}
+    return RecordedRun(seconds, 0.0, **made)
 
 
 def verify(
@@ -94,6 +96,21 @@ def test_losses_are_compared_with_how_much_runs_of_one_kind_differ(
 ) -> None:
     plain, tuned = ([run(loss=each) for each in losses] for losses in (off, on))
     assert results(verify(monkeypatch, plain, tuned))["losses"] == result
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "result"),
+    [
+        pytest.param(run(losses=()), run(losses=()), "unresolved", id="no loss was seen"),
+        pytest.param(run(), run(losses=()), "unresolved", id="none with the profile"),
+        pytest.param(run(), run(loss=math.nan), "fails", id="NaN with the profile"),
+        pytest.param(run(loss=math.inf), run(), "unresolved", id="infinite in float32"),
+    ],
+)
+def test_losses_that_cannot_be_compared_hold_nothing(
+    monkeypatch: pytest.MonkeyPatch, off: RecordedRun, on: RecordedRun, result: str
+) -> None:
+    assert results(verify(monkeypatch, [off] * 2, [on] * 2))["losses"] == result
 
 
 def test_another_profile_than_the_one_given_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

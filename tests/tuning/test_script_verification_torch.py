@@ -63,3 +63,15 @@ def test_the_losses_before_the_scale_are_recorded_update_by_update(tmp_path: Pat
     apart = abs(sum(off) - sum(on)) / sum(off)
     assert f"{apart * 100:.2g} % apart" in found.claims[1].found
     assert not (tmp_path / "losses-after").exists()
+
+
+def test_a_loss_that_is_nan_with_the_profile_fails(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    broken = "loss = loss * float('nan') if str(precision.policy) != 'float32' else loss"
+    scale = '    loss_scale=LossScale(mode="fixed", initial=1024.0),\n'
+    loop = LOOP.replace("MIXED_FLOAT16", "MIXED_BFLOAT16").replace(scale, "")
+    script.write_text(loop.replace("    kept[-1] +=", f"    {broken}\n    kept[-1] +="))
+    source = TaskSource(script, arguments=(str(tmp_path / "losses-"),), script=True)
+    job = ScriptJob(source, PROFILE, None, lambda event: None, rounds=1, updates=6)
+    claim = verify_script(job).claims[1]
+    assert (claim.result, claim.found) == ("fails", "not finite")
