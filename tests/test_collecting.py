@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,3 +75,14 @@ def test_what_takes_minutes_starts_first_and_slow_files_before_others(tmp_path: 
         items += [SimpleNamespace(path=path, nodeid=name, get_closest_marker=closest)]
     pytest_collection_modifyitems(items)
     assert [item.nodeid for item in items] == ["gate", "slow", "zoo", "quick"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("accelerate", "cloudpickle", "lightning", "nbclient", "nbformat", "peft"),
+        *("pytorch_lightning", "transformers"),
+    ),
+)
+def test_what_tests_are_skipped_without_is_installed_with_the_dev_extra(name: str) -> None:
+    assert importlib.util.find_spec(name) is not None, "pip install -e '.[dev]'"
