@@ -79,10 +79,10 @@ def test_what_takes_minutes_starts_first_and_slow_files_before_others(tmp_path: 
 
 @pytest.mark.parametrize(
     "name",
-    (
+    [
         *("accelerate", "cloudpickle", "lightning", "nbclient", "nbformat", "peft"),
         *("pytorch_lightning", "transformers"),
-    ),
+    ],
 )
 def test_what_tests_are_skipped_without_is_installed_with_the_dev_extra(name: str) -> None:
     assert importlib.util.find_spec(name) is not None, "pip install -e '.[dev]'"
