@@ -62,29 +62,8 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     own_batch = recipe.effective_batch == plain.effective_batch
     alike, larger = (gain, None) if own_batch else (same, gain)
     evidence = Evidence(
-        baseline=Baseline(
-            policy=Policy.FLOAT32,
-            batch_size=plain.batch_size,
-            samples_per_second=significant(base.samples_per_second),
-            step_seconds=significant(base.step_seconds),
-            peak_memory_bytes=base.peak_memory_bytes,
-            accumulation_steps=plain.accumulation_steps,
-            exposed_communication=_exposed_communication(result, plain),
-            weights_in=result.preflight.task.weights_in,
-            convolutions_in=_convolutions_in(result.preflight),
-        ),
-        chosen=Chosen(
-            samples_per_second=significant(chosen.samples_per_second),
-            step_seconds=significant(chosen.step_seconds),
-            peak_memory_bytes=chosen.peak_memory_bytes,
-            peak_share=None if bound.peak_share is None else significant(bound.peak_share),
-            memory_share=None if bound.memory_share is None else significant(bound.memory_share),
-            bound=bound.name,
-            data_seconds=significant(chosen.data_seconds),
-            warmup_seconds=significant(chosen.warmup_seconds),
-            break_even_steps=_break_even(result, choice.recipe),
-            exposed_communication=_exposed_communication(result, choice.recipe),
-        ),
+        baseline=_baseline(result, plain, base),
+        chosen=_chosen(result, choice.recipe, chosen, bound),
         speedup=NOT_COMPARED if alike is None else rounded(alike),
         throughput=None if larger is None else rounded(larger),
         present=None if present is None else replace(present, speedup=rounded(present.speedup)),
@@ -120,6 +99,35 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
         software=dict(result.preflight.task.software),
         recipe=recipe,
         evidence=evidence,
+    )
+
+
+def _baseline(result: TuningResult, plain: Recipe, measured: Measurement) -> Baseline:
+    return Baseline(
+        policy=Policy.FLOAT32,
+        batch_size=plain.batch_size,
+        samples_per_second=significant(measured.samples_per_second),
+        step_seconds=significant(measured.step_seconds),
+        peak_memory_bytes=measured.peak_memory_bytes,
+        accumulation_steps=plain.accumulation_steps,
+        exposed_communication=_exposed_communication(result, plain),
+        weights_in=result.preflight.task.weights_in,
+        convolutions_in=_convolutions_in(result.preflight),
+    )
+
+
+def _chosen(result: TuningResult, recipe: Recipe, measured: Measurement, bound: Bound) -> Chosen:
+    return Chosen(
+        samples_per_second=significant(measured.samples_per_second),
+        step_seconds=significant(measured.step_seconds),
+        peak_memory_bytes=measured.peak_memory_bytes,
+        peak_share=None if bound.peak_share is None else significant(bound.peak_share),
+        memory_share=None if bound.memory_share is None else significant(bound.memory_share),
+        bound=bound.name,
+        data_seconds=significant(measured.data_seconds),
+        warmup_seconds=significant(measured.warmup_seconds),
+        break_even_steps=_break_even(result, recipe),
+        exposed_communication=_exposed_communication(result, recipe),
     )
 
 
