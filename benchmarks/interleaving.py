@@ -29,7 +29,6 @@ def interleaved(
     return InterleavedTiming(
         recipes,
         job.runner(),
-        job.runner,
         shares=lambda recipe: False,
         seed=0,
         together=together,

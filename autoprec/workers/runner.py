@@ -48,7 +48,8 @@ _TIMING_METHODS = ("measure", "open", "operator_times")
 class Runner:
     """Holds one worker for the trials of one task, and starts another when it is lost.
 
-    The seconds that the user's script took to its training are added to `start_ups`.
+    The seconds that the user's script took to its training are added to `start_ups`. The runners in
+    `spare` wait for recipes that may not share this one's worker.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class Runner:
         self._worker: Worker | RankGroup | None = None
         self._keeps_memory = False
         self._start_ups = start_ups
+        self.spare: list[Runner] = []
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.drop_spare()
         if self._worker is not None:
             if error is None:
                 self._worker.close()
@@ -80,6 +83,20 @@ class Runner:
     def pids(self) -> tuple[int, ...]:
         """Return the worker's process ids, one for each rank; none without a worker."""
         return () if self._worker is None else self._worker.pids
+
+    def another(self, *, keeps_memory: bool) -> Runner:
+        """Return a spare runner, or a new one, for a recipe that keeps freed memory or does not."""
+        fit = [each for each in self.spare if keeps_memory or not each._keeps_memory]
+        if not fit:
+            return Runner(self.settings, self._progress, self._start, self._start_ups)
+        best = next((each for each in fit if each._keeps_memory is keeps_memory), fit[0])
+        self.spare.remove(best)
+        return best
+
+    def drop_spare(self) -> None:
+        """End the workers of the runners that wait."""
+        while self.spare:
+            self.spare.pop().drop()
 
     def load(self) -> LoadedTask:
         """Load the task in the worker, starting one if there is none.

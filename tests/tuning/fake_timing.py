@@ -42,7 +42,7 @@ SPACE = Space(
 PLAIN = Recipe(batch_size=32)
 COMPILED = replace(PLAIN, batch_size=64, compile=True)
 FAST = {size: Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=size) for size in (32, 64)}
-RUNNER = SimpleNamespace(drop=lambda: None)
+RUNNER = SimpleNamespace(drop=lambda: None, drop_spare=lambda: None, spare=[])
 JOB = cast(
     Any,
     SimpleNamespace(

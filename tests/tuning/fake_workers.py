@@ -86,12 +86,12 @@ def contest(
     new_processes: bool = False,
     keeps_processes: bool = False,
     contention_monitor: Any = None,
+    shared: Runner | None = None,
 ) -> tuple[InterleavedTiming, Runner]:
-    shared = workers.runner()
+    shared = shared or workers.runner()
     made = InterleavedTiming(
         recipes,
         shared,
-        workers.runner,
         shares=lambda recipe: recipe.keeps_memory,
         seed=0,
         together=together,

@@ -75,7 +75,6 @@ class InterleavedTiming:
         self,
         recipes: Sequence[Recipe],
         shared: Runner,
-        make_runner: Callable[[], Runner],
         *,
         shares: Callable[[Recipe], bool],
         seed: int,
@@ -95,23 +94,23 @@ class InterleavedTiming:
         self._sessions = Sessions(
             recipes,
             shared,
-            make_runner,
             shares=shares,
             seed=seed,
             together=together,
             concurrently=concurrently,
+            keeps_processes=keeps_processes,
         )
 
     def __enter__(self) -> InterleavedTiming:
         try:
             self._sessions.start(range(len(self.recipes)))
         except BaseException:
-            self.__exit__()
+            self._sessions.end(failed=True)
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._sessions.end()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._sessions.end(failed=error is not None)
 
     def run(self, rounds: int, running: SelectRemaining = keep_all) -> tuple[Finalist, ...]:
         """Run up to `rounds` rounds; return every finalist with its rates, in samples a second.
@@ -251,20 +250,21 @@ def time_interleaved(
     others get runners of their own. `trials` tell how much memory each recipe needs. On a CPU each
     round has `new_processes`, unless only the order of recipes matters: what a process adds to the
     times of all that run in it does not change that. Where each would run the user's script anew,
-    rounds as long keep their processes.
+    rounds as long keep their processes, and what is timed afterwards uses them, too.
     """
-    together = fit_in_memory_together(job, recipes, trials)
+    together, keeps_processes = fit_in_memory_together(job, recipes, trials), not job.task.plain
 
     def shares(recipe: Recipe) -> bool:
         return shares_worker(job, recipe, trials.framework)
 
     interfere = registry.capabilities(trials.framework).sessions_interfere and job.on_cpu
-    if interfere or not (together and any(map(shares, recipes))):
+    if not together:
+        runner.drop_spare()
+    if not (together and any(map(shares, recipes))) or (interfere and not runner.spare):
         runner.drop()  # its memory is free for the recipes that run, or it starts anew
     timing = InterleavedTiming(
         recipes,
         runner,
-        job.runner,
         shares=shares,
         seed=job.options.seed,
         together=together,
@@ -272,7 +272,7 @@ def time_interleaved(
         contention_monitor=job.contention_monitor,
         concurrently=job.on_cpu,
         new_processes=new_processes and job.on_cpu,
-        keeps_processes=not job.task.plain,
+        keeps_processes=keeps_processes,
     )
     with timing:
         finalists = timing.run(rounds, running)

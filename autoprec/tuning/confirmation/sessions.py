@@ -57,7 +57,8 @@ _WORKER_SWITCH_PAUSE_SECONDS, _LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
 class Sessions:
     """The sessions of some recipes, by number; those that may share a worker use that of `shared`.
 
-    They are open `together`, or one at a time.
+    They are open `together`, or one at a time. Where the others' workers are kept, they wait beside
+    `shared` for the next recipes.
     `start_seconds` and `open_seconds` are what starting the workers and opening the sessions took
     the last time.
     """
@@ -66,12 +67,12 @@ class Sessions:
         self,
         recipes: Sequence[Recipe],
         shared: Runner,
-        make_runner: Callable[[], Runner],
         *,
         shares: Callable[[Recipe], bool],
         seed: int,
         together: bool,
         concurrently: bool,
+        keeps_processes: bool = False,
     ) -> None:
         self.together = together
         self.start_seconds = self.open_seconds = 0.0
@@ -79,7 +80,7 @@ class Sessions:
         self._warm_step = [math.inf] * len(self._recipes)
         self._open_now: set[int] = set()
         self._restarted: set[int] = set()
-        self._shared = shared
+        self._shared, self._keeps_processes = shared, keeps_processes and together
         self._own: list[Runner] = []
         self._last: Runner | None = None
         self._runners: list[Runner] = []
@@ -91,9 +92,10 @@ class Sessions:
                 continue
             setting = recipe.keeps_memory, recipe.knobs.get("threads")
             if together or setting not in alike:
-                self._own.append(make_runner())
+                self._own.append(shared.another(keeps_memory=recipe.keeps_memory))
                 alike[setting] = self._own[-1]
             self._runners.append(alike[setting])
+        self._used_before = {runner for runner in self._own if runner.pids}
 
     @property
     def pids(self) -> list[int]:
@@ -122,19 +124,25 @@ class Sessions:
         self._last = None
         self.start(indices)
 
-    def end(self) -> None:
-        """End the workers, and leave the shared one without sessions."""
+    def end(self, *, failed: bool = False) -> None:
+        """End the workers, and leave the shared one, and those that are kept, without sessions."""
+        kept = self._own if self._keeps_processes and not failed else []
         with contextlib.suppress(Exception):
             for index in tuple(self._open_now):
-                if self._runners[index] is self._shared and self._shared.pids:
+                runner = self._runners[index]
+                if runner.pids and (runner is self._shared or runner in kept):
                     self.close(index)
         for runner in self._own:
+            if runner in kept:
+                self._shared.spare.append(runner)
+                continue
             with contextlib.suppress(Exception):
                 runner.drop()
 
     def is_shared(self, index: int) -> bool:
-        """Say whether other recipes use the same worker."""
-        return self._runners.count(self._runners[index]) > 1
+        """Say whether other recipes use the same worker, or used it before."""
+        runner = self._runners[index]
+        return self._runners.count(runner) > 1 or runner in self._used_before
 
     def switch_to(self, index: int) -> None:
         """Let another worker's threads go to sleep, then warm the caches by one step."""

@@ -99,6 +99,53 @@ def test_processes_that_run_a_users_script_are_kept_for_rounds_as_long(clock: Cl
     assert (timed - 1, len(workers.made)) == (3 * 4, 1)  # less the warm-up
 
 
+def test_what_is_timed_later_uses_the_processes_that_run_a_users_script() -> None:
+    workers = Workers()
+    made, shared = contest(workers, [PLAIN, FAST], keeps_processes=True)
+    with made:
+        made.run(1)
+    assert [worker.open for worker in workers.made] == [{}, {}]
+    others = [LARGE, replace(PLAIN, batch_size=64)]
+    later, _ = contest(workers, others, keeps_processes=True, shared=shared)
+    with later:
+        finals = later.run(1)
+    assert [len(final.rates) for final in finals] == [1, 1]
+    assert len(workers.made) == 2
+
+
+def test_a_process_that_served_another_recipe_tells_no_memory_peak() -> None:
+    workers = Workers()
+    made, shared = contest(workers, [PLAIN], keeps_processes=True)
+    with made:
+        made.run(1)
+    again, _ = contest(workers, [PLAIN], keeps_processes=True, shared=shared)
+    with again:
+        again.run(1)
+    peaks = [timing.measured[0][0].peak_memory_bytes for timing in (made, again)]
+    assert peaks == [7, 0]
+
+
+@pytest.mark.parametrize("how", [{}, {"keeps_processes": True, "together": False}])
+def test_processes_end_with_their_rounds_where_a_start_is_cheap_or_memory_is_short(
+    how: dict[str, bool],
+) -> None:
+    workers = Workers()
+    made, shared = contest(workers, [PLAIN, FAST], **how)
+    with made:
+        made.run(1)
+    assert not shared.spare
+    assert [worker.alive for worker in workers.made].count(True) <= 1  # the shared one
+
+
+def test_processes_in_which_a_recipe_failed_are_not_kept() -> None:
+    workers = Workers()
+    made, shared = contest(workers, [PLAIN], keeps_processes=True)
+    with pytest.raises(ZeroDivisionError), made:
+        raise ZeroDivisionError
+    assert not shared.spare
+    assert not any(worker.alive for worker in workers.made)
+
+
 def test_a_round_runs_there_and_back_and_the_next_one_back_and_there(clock: Clock) -> None:
     workers = Workers(slow(clock, turn=1.0))
     made, _ = contest(workers, [FAST, LARGE], new_processes=True)
@@ -233,6 +280,25 @@ def test_processes_are_replaced_on_a_cpu_where_torchs_give_memory_back_alone(
     assert shared == [not on_cpu or framework == "keras", True]
     interleaved_timing.time_interleaved(job, [PLAIN], 1, trials, runner, new_processes=False)
     assert given == [(on_cpu, True), (False, True)]
+
+
+@pytest.mark.parametrize(("plain", "started"), [(True, 2), (False, 1)])
+def test_a_script_that_runs_beside_the_shared_worker_does_not_start_it_anew(
+    plain: bool, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", FakeTiming)
+    job: Any = SimpleNamespace(
+        **{**vars(JOB), "on_cpu": True, "task": SimpleNamespace(plain=plain)}
+    )
+    trials: Any = SimpleNamespace(framework="torch", peak_memory_of=lambda recipe: 0)
+    workers = Workers()
+    runner = workers.runner()
+    runner.load()
+    if not plain:
+        runner.spare.append(runner.another(keeps_memory=False))
+    interleaved_timing.time_interleaved(job, [PLAIN, FAST], 1, trials, runner)
+    runner.load()
+    assert len(workers.made) == started
 
 
 @pytest.mark.parametrize(("limit", "together"), [(1 << 30, False), (2 << 30, True)])
