@@ -144,13 +144,14 @@ class FinalistLost:
 class ConfirmationResult:
     """The choice, and its speed over the baseline where another recipe than that was chosen.
 
+    If the choice has another batch than the baseline, its speed `at_same_batch` as float32, too.
     `inconclusive` says why the measurements cannot be believed; `measured` holds all rounds.
     """
 
     choice: Choice
     proven: ProvenRecipe | None = None
-    speedup: Ratio | None = None
-    speedup_same_batch: Ratio | None = None
+    over_baseline: Ratio | None = None
+    at_same_batch: Ratio | None = None
     present: Present | None = None
     waterfall: tuple[Part, ...] = ()
     inconclusive: str = ""

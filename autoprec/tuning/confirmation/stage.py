@@ -271,8 +271,8 @@ class _Confirmation:
             decided,
             present=self.ablations.gain_over_present(recipe, rates),
             proven=proven,
-            speedup=paired_ratio(own, base),
-            speedup_same_batch=paired_ratio(own, rates[same]) if compared else None,
+            over_baseline=paired_ratio(own, base),
+            at_same_batch=paired_ratio(own, rates[same]) if compared else None,
             waterfall=attribute_speedup(
                 recipe, self._baseline, rates, self.search.trials.task.weights_in
             ),
@@ -283,7 +283,7 @@ class _Confirmation:
     ) -> ConfirmationResult:
         """Take the recipe that must be taken, with its speed in the search."""
         choice = Choice(winner.recipe, searched, "nothing else was asked for")
-        return ConfirmationResult(choice, proven=winner, speedup=searched, measured=measured)
+        return ConfirmationResult(choice, proven=winner, over_baseline=searched, measured=measured)
 
     def _leave_unconfirmed(
         self, winner: ProvenRecipe, searched: Ratio | None, measured: Measured

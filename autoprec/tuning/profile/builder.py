@@ -57,7 +57,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     verdict = proven.verdict if proven is not None else REFERENCE
     gain, same, present = None, None, None
     if proven is not None:
-        gain, same = confirmation.speedup, confirmation.speedup_same_batch
+        gain, same = confirmation.over_baseline, confirmation.at_same_batch
         present = confirmation.present
     own_batch = recipe.effective_batch == plain.effective_batch
     alike, larger = (gain, None) if own_batch else (same, gain)
@@ -272,8 +272,8 @@ def _reason(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) 
 
 def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) -> str:
     weights = result.preflight.task.weights_in
-    if result.confirmation.proven is not None and result.confirmation.speedup is not None:
-        gain, same = result.confirmation.speedup, result.confirmation.speedup_same_batch
+    if result.confirmation.proven is not None and result.confirmation.over_baseline is not None:
+        gain, same = result.confirmation.over_baseline, result.confirmation.at_same_batch
         plain = f"the model as it is, in {weights}" if weights else "float32"
         base = plain if weights else "float32 as it was run"
         said = f", over {base}, reaches {gain.in_words()}"

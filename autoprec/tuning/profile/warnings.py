@@ -106,7 +106,7 @@ def _noise_warning(result: TuningResult, plain: Recipe) -> list[str]:
 
 def _slower_warning(result: TuningResult, recipe: Recipe) -> list[str]:
     """Warn that the only recipe asked for is slower than float32."""
-    gain = result.confirmation.speedup
+    gain = result.confirmation.over_baseline
     if result.confirmation.proven is None or gain is None or gain.ratio >= 1.0:
         return []
     return [

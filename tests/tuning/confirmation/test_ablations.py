@@ -54,8 +54,8 @@ def test_memory_is_kept_only_where_it_pays_at_the_winner(
     result = confirmed(search, [proven(KEPT)])
     assert result.proven is not None
     assert result.proven.recipe.keeps_memory is kept
-    assert result.speedup is not None
-    assert result.speedup.ratio == pytest.approx(4.0 * (gain if kept else 1.0))
+    assert result.over_baseline is not None
+    assert result.over_baseline.ratio == pytest.approx(4.0 * (gain if kept else 1.0))
 
 
 def test_where_the_baseline_left_no_doubt_the_winner_is_not_run_without_it(
@@ -104,9 +104,11 @@ def test_a_knob_is_kept_only_where_it_wins_by_itself(
     result = confirmed(search, [proven(Recipe(policy, 64, knobs=knobs))])
     assert result.proven is not None
     assert set(result.proven.recipe.knobs) == kept
-    assert result.speedup is not None
+    assert result.over_baseline is not None
     worth = math.prod({"fused_optimizer": fused, "implicit_bfloat16": implicit}[k] for k in kept)
-    assert result.speedup.ratio == pytest.approx(FakeTiming.rate(Recipe(policy, 64)) / 32 * worth)
+    assert result.over_baseline.ratio == pytest.approx(
+        FakeTiming.rate(Recipe(policy, 64)) / 32 * worth
+    )
 
 
 @pytest.mark.parametrize("size", [64, 32])
@@ -124,8 +126,8 @@ def test_what_is_float32_otherwise_is_compared_however_long_it_takes(
         )
     )
     result = confirmed(search, [proven(FAST[64])])
-    assert result.speedup is not None
-    assert result.speedup_same_batch is not None
+    assert result.over_baseline is not None
+    assert result.at_same_batch is not None
 
 
 @pytest.mark.parametrize(("step", "least", "most"), [(0.6, 0.6, 0.9), (1.2, 0.9, 1.2)])
@@ -179,8 +181,8 @@ def test_every_part_is_timed_on_request_however_long_that_takes(
 
     def parts() -> dict[str, float]:
         result = confirmed(slow_float32, winner)
-        assert result.speedup is not None
-        assert result.speedup.ratio == pytest.approx(whole)
+        assert result.over_baseline is not None
+        assert result.over_baseline.ratio == pytest.approx(whole)
         return {part.what: part.speedup.ratio for part in result.waterfall}
 
     assert len(parts()) < 5
@@ -205,8 +207,8 @@ def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Several)
     search = at(Several)
     result = confirmed(search, [proven(KEPT)])
-    assert result.speedup is not None
-    assert result.speedup.ratio == pytest.approx(3.3)
+    assert result.over_baseline is not None
+    assert result.over_baseline.ratio == pytest.approx(3.3)
     assert [(p.what, round(p.speedup.ratio, 6), p.against) for p in result.waterfall] == [
         ("precision", 1.5, "float32, batch 64, memory kept"),
         ("batch", 2.0, "float32, batch 32, memory kept"),
@@ -272,11 +274,11 @@ def test_the_gain_over_what_the_user_trains_with_is_measured_at_the_users_batch(
 ) -> None:
     monkeypatch.setattr(JOB.options, "baseline", Policy.MIXED_BFLOAT16)
     result = confirmed(search, [proven(FAST[64])])
-    assert result.speedup is not None
+    assert result.over_baseline is not None
     assert result.present is not None
     assert result.present.policy is Policy.MIXED_BFLOAT16
     yours = FakeTiming.rate(FAST[32]) / FakeTiming.rate(PLAIN)
-    assert result.present.speedup.ratio == pytest.approx(result.speedup.ratio / yours)
+    assert result.present.speedup.ratio == pytest.approx(result.over_baseline.ratio / yours)
     assert FAST[32].key() in result.measured
 
 
@@ -298,6 +300,6 @@ def test_what_the_user_trains_with_may_fail(
     yours = PLAIN.with_policy(Policy.MIXED_FLOAT16)
     monkeypatch.setattr(FakeTiming, "failing", (yours.key(),))
     result = confirmed(search, [proven(FAST[64])])
-    assert result.speedup is not None
-    assert result.speedup_same_batch is not None
+    assert result.over_baseline is not None
+    assert result.at_same_batch is not None
     assert result.present is None

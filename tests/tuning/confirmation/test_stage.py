@@ -98,10 +98,10 @@ def test_a_float32_winner_with_other_settings_is_compared_at_its_own_batch(
 ) -> None:
     """Otherwise nobody could tell whether the larger batch or the compiler helped."""
     result = confirmed(search, [proven(COMPILED)])
-    assert result.speedup is not None
-    assert result.speedup.ratio == pytest.approx(2.4)
-    assert result.speedup_same_batch is not None
-    assert result.speedup_same_batch.ratio == pytest.approx(1.2)
+    assert result.over_baseline is not None
+    assert result.over_baseline.ratio == pytest.approx(2.4)
+    assert result.at_same_batch is not None
+    assert result.at_same_batch.ratio == pytest.approx(1.2)
     assert [(p.what, round(p.speedup.ratio, 6)) for p in result.waterfall] == [
         ("compiled", 1.2),
         ("batch", 2.0),
@@ -112,8 +112,8 @@ def test_a_larger_batch_alone_has_no_other_float32_to_be_compared_with(
     search: SearchResult,
 ) -> None:
     result = confirmed(search, [proven(replace(PLAIN, batch_size=64))])
-    assert result.speedup is not None
-    assert result.speedup_same_batch is None
+    assert result.over_baseline is not None
+    assert result.at_same_batch is None
 
 
 class Disturbed(FakeTiming):
@@ -132,8 +132,8 @@ def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Disturbed)
     result = confirmed(search, [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)])
     assert result.choice.recipe == FAST[64]
-    assert result.speedup is not None
-    assert result.speedup.rounds == 5  # it is surely faster, if not known by how much
+    assert result.over_baseline is not None
+    assert result.over_baseline.rounds == 5  # it is surely faster, if not known by how much
 
 
 def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
@@ -189,7 +189,7 @@ def test_what_plain_float32_beats_at_its_own_batch_is_not_the_result(
     assert result.proven.recipe == replace(PLAIN, batch_size=64)
     assert result.proven.verdict == REFERENCE
     assert [(p.what, p.speedup.ratio) for p in result.waterfall] == [("batch", 2.0)]
-    assert result.speedup_same_batch is None
+    assert result.at_same_batch is None
 
 
 @pytest.mark.usefixtures("forced")
@@ -200,8 +200,8 @@ def test_a_forced_recipe_that_is_slower_by_far_is_not_measured_again(
     search = searched((PLAIN, 320.0), (FAST[32], 3.2))
     result = confirmed(search, [proven(FAST[32])])
     assert result.proven is not None
-    assert result.speedup is not None
-    assert (result.speedup.ratio, result.speedup.rounds) == (pytest.approx(0.01), 1)
+    assert result.over_baseline is not None
+    assert (result.over_baseline.ratio, result.over_baseline.rounds) == (pytest.approx(0.01), 1)
 
 
 @pytest.mark.usefixtures("forced")
@@ -212,8 +212,11 @@ def test_a_forced_recipe_that_is_surely_slower_takes_three_rounds(
     search = searched((PLAIN, 320.0), (FAST[32], 260.0))
     result = confirmed(search, [proven(FAST[32])])
     assert result.proven is not None
-    assert result.speedup is not None
-    assert (result.speedup.ratio, result.speedup.rounds) == (pytest.approx(0.81, abs=0.01), 3)
+    assert result.over_baseline is not None
+    assert (result.over_baseline.ratio, result.over_baseline.rounds) == (
+        pytest.approx(0.81, abs=0.01),
+        3,
+    )
 
 
 @pytest.mark.usefixtures("forced")
@@ -228,7 +231,7 @@ def test_a_forced_recipe_that_cannot_be_confirmed_in_time_is_taken_as_the_search
     result = confirmed(search, [replace(proven(recipe), rate=400.0)])
     assert result.proven is not None
     assert result.proven.recipe == recipe
-    assert result.speedup == Ratio(1.25, 1.25, 1.25, 1)
+    assert result.over_baseline == Ratio(1.25, 1.25, 1.25, 1)
     assert result.not_covered
 
 
@@ -355,8 +358,8 @@ def test_the_ratio_comes_from_rounds_after_the_choice(
     search = raced(search, FakeTiming, PLAIN, FAST[64], ALIKE)
     lucky = [replace(f, rates=tuple(1.1 * r for r in f.rates)) for f in search.finalists[1:]]
     result = confirmed(replace(search, finalists=(search.finalists[0], *lucky)), [proven(FAST[64])])
-    assert result.speedup is not None
-    assert result.speedup.ratio == pytest.approx(4.0)
+    assert result.over_baseline is not None
+    assert result.over_baseline.ratio == pytest.approx(4.0)
 
 
 def test_a_gain_in_the_race_that_is_gone_when_it_is_measured_is_inconclusive(
@@ -387,5 +390,5 @@ def test_rounds_are_saved_where_each_costs_processes(
 ) -> None:
     monkeypatch.setattr(JOB, "on_cpu", on_cpu)
     result = confirmed(search, [proven(FAST[32])])
-    assert result.speedup is not None
-    assert result.speedup.rounds == rounds == min(rounds, JOB.options.rounds)
+    assert result.over_baseline is not None
+    assert result.over_baseline.rounds == rounds == min(rounds, JOB.options.rounds)

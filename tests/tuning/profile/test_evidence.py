@@ -130,7 +130,7 @@ def test_what_is_kept_of_such_a_task_is_no_float32_either(inconclusive: str) -> 
 
 
 def test_where_nothing_was_proven_no_speed_is_claimed() -> None:
-    result = with_confirmation(found(), speedup=GAIN, speedup_same_batch=GAIN)
+    result = with_confirmation(found(), over_baseline=GAIN, at_same_batch=GAIN)
     profile = profile_of(on_device(result))
     assert profile.recipe.policy is Policy.FLOAT32
     assert profile.evidence.speedup == NOT_COMPARED

@@ -156,7 +156,7 @@ def test_what_was_asked_for_and_is_slower_is_told_of(
     ratio: float, proven: bool, warned: bool
 ) -> None:
     chosen = ProvenRecipe(BFLOAT16, REFERENCE, 1.0, 1.0) if proven else None
-    result = with_confirmation(found(), speedup=Ratio(ratio, ratio, ratio, 6), proven=chosen)
+    result = with_confirmation(found(), over_baseline=Ratio(ratio, ratio, ratio, 6), proven=chosen)
     text = (
         "mixed_bfloat16 is slower than float32 here, 0.50x (6 rounds), and was taken because "
         "nothing else was asked for: add float32 to `policies`, or leave `policies` out"
