@@ -32,6 +32,7 @@ from autoprec.core.speed.feasibility import (
     is_within_reach,
     outpaces_loader,
     same_arm,
+    saves_no_calls,
     why_ruled_out,
 )
 from autoprec.core.speed.keep_memory import start_point
@@ -108,6 +109,7 @@ def next_point(
         and not (compiler_fails and point["compile"])
         and is_within_reach(point, history)
         and not outpaces_loader(point, history)
+        and not saves_no_calls(point, baseline, history)
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
     if not open_points:

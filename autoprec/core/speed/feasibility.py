@@ -8,6 +8,7 @@ from dataclasses import replace
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import MeasuredMemory, predict_memory
+from autoprec.core.speed.knobs import SHORT_STEP_SECONDS, STEPS_PER_EXECUTION
 from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 
@@ -134,6 +135,17 @@ def outpaces_loader(point: Point, history: Sequence[Outcome]) -> bool:
         and int(outcome.point[BATCH]) < int(point[BATCH])
         for outcome in ran
     )
+
+
+def saves_no_calls(point: Point, baseline: Point, history: Sequence[Outcome]) -> bool:
+    """Return whether a batch's steps are too long for several of them in a call to save anything.
+
+    Such a trial takes several times as long, too. Where a number of steps is given, none is saved.
+    """
+    if point.get(STEPS_PER_EXECUTION) == baseline.get(STEPS_PER_EXECUTION):
+        return False
+    fastest = max((outcome.rate for outcome in history), default=0.0)
+    return int(point[BATCH]) >= SHORT_STEP_SECONDS * fastest > 0
 
 
 def is_within_reach(point: Point, history: Sequence[Outcome]) -> bool:

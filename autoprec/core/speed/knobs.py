@@ -22,8 +22,8 @@ from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 _OPTIMIZER_SHARE = 0.03
 
 #: Calling a training function costs Keras a millisecond or less; longer steps hide it.
-_SHORT_STEP_SECONDS = 0.02
-_STEPS_PER_EXECUTION = 8
+SHORT_STEP_SECONDS = 0.02
+STEPS_PER_EXECUTION, _STEPS_AT_ONCE = "steps_per_execution", 8
 
 
 def plausible_knobs(
@@ -52,8 +52,8 @@ def _plausible_anywhere(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tup
             found["implicit_bfloat16"] = (False, True)
     if facts.kind is DeviceKind.CUDA and task.convolutions:
         found["cudnn_benchmark"] = (False, True)
-    if task.steps_per_execution == 1 and 0 < task.step_seconds < _SHORT_STEP_SECONDS:
-        found["steps_per_execution"] = (1, _STEPS_PER_EXECUTION)
+    if task.steps_per_execution == 1 and 0 < task.step_seconds < SHORT_STEP_SECONDS:
+        found[STEPS_PER_EXECUTION] = (1, _STEPS_AT_ONCE)
     return found
 
 
