@@ -132,7 +132,7 @@ def next_point(
     fastest = max(good, key=lambda outcome: outcome.rate)
     near = [point for point in open_points if _one_factor_differs(point, fastest.point)]
     for candidates in (near, open_points):
-        decision = _most_promising(candidates, good, limits)
+        decision = _most_promising(candidates, good, limits, space.batch_share)
         if isinstance(decision, Next):
             return decision
     return _neighbour_of_fastest(space, open_points, good, limits) or decision
@@ -290,21 +290,25 @@ def _is_refined(point: Point, history: Sequence[Outcome]) -> bool:
 
 
 def _most_promising(
-    open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
+    open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits, batch_share: float
 ) -> Next | Stop:
     """Return the point of the largest expected gain per second, or that none is worth a trial.
 
-    A gain is over what the model takes the fastest to be: the fastest measured was lucky, too.
+    A gain is over what the model takes the fastest to be: the fastest measured was lucky, too. A
+    batch larger than the fastest one's gains only what lies beyond `batch_share`.
     """
     model = fit_model(good)
-    best = max(model.predict(outcome.point).mean for outcome in good)
+    fastest = max(good, key=lambda outcome: model.predict(outcome.point).mean)
+    best = model.predict(fastest.point).mean
     ranked = []
     for point in open_points:
         prediction = model.predict(point)
-        gain, cost = prediction.expected_gain(best), _cost(point, prediction, limits)
+        larger = int(point[BATCH]) > int(fastest.point[BATCH])
+        least = best + (batch_share if larger else 0.0)
+        gain, cost = prediction.expected_gain(least), _cost(point, prediction, limits)
         if cost > limits.cheap_seconds and _skips_smaller_batch(point, open_points, good):
             continue
-        if is_worth_a_trial(prediction, cost, best, limits):
+        if is_worth_a_trial(prediction, cost, least, limits):
             ranked.append((gain / cost, gain, point))
     if not ranked:
         return nothing_worth_a_trial(limits)

@@ -10,6 +10,7 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.speed.acquisition import Next, fit_model, next_point
 from autoprec.core.speed.space import Space
+from autoprec.core.speed.stopping import Stop
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
 from tests.core.speed.machines import (
     BASELINE,
@@ -59,6 +60,31 @@ def test_of_a_larger_gain_and_a_quicker_trial_the_one_that_gains_more_per_second
     for setup, size in ((0.5, 64), (60.0, 128)):
         limits = replace(LIMITS, setup_seconds=setup, cheap_seconds=1e3)
         assert next_point(ONE, at(8), history, limits).point == at(size)
+
+
+def test_a_larger_batch_must_promise_what_a_smaller_one_may_lose():
+    limits, history = replace(LIMITS, cheap_seconds=0.0), ran([16, 32])
+    for share, found in ((0.0, at(64)), (2.0, None)):
+        decision = next_point(replace(ONE, batch_share=share), at(16), history, limits)
+        assert (decision.point if isinstance(decision, Next) else None) == found
+
+
+def test_several_steps_a_call_are_tried_only_where_a_step_is_short():
+    """A batch of 32 takes 10 ms here, one of 64 takes 20."""
+    space = replace(ONE, batch_sizes=(32, 64), knobs={"steps_per_execution": (1, 8)})
+    one, eight = {"steps_per_execution": 1}, {"steps_per_execution": 8}
+    history = [measured(at(size, **one), 3200.0) for size in (32, 64)]
+    decision = next_point(space, at(32, **one), history, LIMITS)
+    assert decision.point == at(32, **eight)
+    history.append(measured(decision.point, 3199.0))
+    assert isinstance(next_point(space, at(32, **one), history, LIMITS), Stop)
+
+
+def test_steps_a_call_that_were_asked_for_run_at_every_batch():
+    space = replace(ONE, batch_sizes=(32, 64), knobs={"steps_per_execution": (8,)})
+    eight = {"steps_per_execution": 8}
+    history = [measured(at(32, **eight), 1.0)]
+    assert next_point(space, at(32, **eight), history, LIMITS).point == at(64, **eight)
 
 
 def test_a_measurement_in_doubt_weighs_little():
