@@ -86,7 +86,7 @@ def test_the_first_commands(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (folder / "model.profile.yaml").is_file()
     assert (folder / "train.profile.yaml").is_file()
     assert (folder / "model.report.html").is_file()
-    _, *later = commands_in(block("README.md", 5))
+    _, *later = commands_in(block("README.md", 4))
     assert [command.split()[1] for command in later] == ["check", "verify"]
     for command in later:
         run(command)

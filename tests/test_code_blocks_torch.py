@@ -42,7 +42,7 @@ def test_the_task_file_is_tuned_by_the_python_of_the_readme(
     quick = partial(autoprec.tune, trials=2, rounds=1, proof_steps=30, extras=False)
     monkeypatch.setattr(autoprec, "tune", quick)
     names: dict[str, Any] = {}
-    exec(block("README.md", 4), names)
+    exec(block("README.md", 5), names)
     profile = names["profile"]
     assert profile.recipe.effective_batch == 128  # the task's BATCH_SIZE
     assert profile.recipe.policy in POLICIES
@@ -132,7 +132,7 @@ def test_the_command_that_switches_a_profile_off(
     recipe = recipe_of(Policy.MIXED_BFLOAT16, accumulation_steps=2)
     monkeypatch.chdir(write_profile(recipe, "torch").parent)
     Path("train.py").write_text(SCRIPT)
-    command, *_ = commands_in(block("README.md", 5))
+    command, *_ = commands_in(block("README.md", 4))
     programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-c", command],
