@@ -7,8 +7,6 @@
 Importing this package imports no framework: every name below is loaded when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +29,11 @@ if TYPE_CHECKING:
     from autoprec.errors import AutoprecError
 
 _HOMES = {
-    "apply_profile": "autoprec.applying",
-    "distribute": "autoprec.applying",
-    "load_profile": "autoprec.api",
-    "log_to": "autoprec.api",
-    "probe": "autoprec.api",
-    "report": "autoprec.api",
-    "tune": "autoprec.api",
-    "verify": "autoprec.api",
-    "Policy": "autoprec.core.dtypes",
-    "Profile": "autoprec.core.profile",
-    "Recipe": "autoprec.core.recipe",
-    "AutoprecError": "autoprec.errors",
+    "Policy": "core.dtypes",
+    "Profile": "core.profile",
+    "Recipe": "core.recipe",
+    "AutoprecError": "errors",
+    **dict.fromkeys(("apply_profile", "distribute"), "applying"),
 }
 
 __all__ = [
@@ -63,10 +54,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'autoprec' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(f"autoprec.{_HOMES.get(name, 'api')}"), name)
     globals()[name] = value
     return value
 

@@ -139,7 +139,7 @@ def _run_here(
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.ranks import peers_of
     from autoprec.tuning.study.kept_tunings import trials_kept
-    from autoprec.tuning.study.places import default_journal
+    from autoprec.tuning.study.storage import default_journal
 
     chosen, device = given.chosen, given.device
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
@@ -311,7 +311,7 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 def _alternatives(task: Path | None) -> str:
     """Name the options that choose another place: one is enough where the study can be written."""
-    from autoprec.tuning.study.places import default_journal, is_writable
+    from autoprec.tuning.study.storage import default_journal, is_writable
 
     both = task is not None and not is_writable(default_journal(task))
     return f"with `output=FILE.yaml`{' and `storage=FILE`' if both else ''}"

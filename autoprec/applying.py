@@ -100,11 +100,11 @@ def apply_profile(
     as it would without autoprec and is not edited for it. While a task is tuned or verified it
     changes nothing either: a task may import the script that applies its profile.
     """
-    action = check_settings(watch, watch_every)
-    if in_worker():
-        return _stand_aside(profile, model, optimizer, device)
     from autoprec.backends.protocol import WatchingSurgeon
 
+    action = check_settings(watch, watch_every)
+    if in_worker():
+        note("apply_profile in the task's own code changes nothing while the task is measured")
     named = Recipe() if profile is None or profile == OFF else profile
     backend = _backend_for(named, model)
     address = _address(device, model, backend)
@@ -112,9 +112,8 @@ def apply_profile(
     surgeon = backend.surgeon()
     made = choose_recipe(profile, address, backend, strict=strict, fallback=fallback)
     if not made.applies:
-        return surgeon.leave_unchanged(
-            made.recipe, model=model, optimizers=optimizers, device=address
-        )
+        leave = surgeon.stand_aside if in_worker() else surgeon.leave_unchanged
+        return leave(made.recipe, model=model, optimizers=optimizers, device=address)
     precision = surgeon.apply(
         made.recipe, model=model, optimizers=optimizers, device=address, facts=made.facts
     )
@@ -147,13 +146,11 @@ def choose_recipe(
     """Return what `apply_profile` would apply on the device at `address`; it needs no model."""
     if fallback not in ("measured", "rules"):
         raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
-    off = _is_switched_off() or in_worker()
+    off = in_worker() or _is_switched_off()
     if profile is None or profile == OFF:
         profile, off = Recipe(), True
     if off:
-        recipe = _recipe_meanwhile(profile, address, backend)
-        plain = Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps)
-        return ChosenRecipe(plain, applies=False)
+        return ChosenRecipe(_recipe_meanwhile(profile, address, backend).plain(), applies=False)
     if isinstance(profile, Recipe):
         return ChosenRecipe(profile)
     recipe, facts = recipe_for(profile, address, backend, strict=strict, fallback=fallback)
@@ -186,24 +183,6 @@ def distribute(
     address = _address(device, model, backend)
     recipe = Recipe() if _is_switched_off() else _unfitted_recipe(profile, address, backend)
     return surgeon.distribute(recipe, model=model, device=address)
-
-
-def _stand_aside(
-    profile: str | Path | Profile | Recipe | None, model: Any, optimizer: Any, device: str | None
-) -> Precision:
-    """Return a Precision that does nothing, at the profile's batch if there is a profile yet."""
-    note("apply_profile in the task's own code changes nothing while the task is measured")
-    if profile is None or profile == OFF:
-        profile = Recipe()
-    backend = _backend_for(profile, model)
-    address = _address(device, model, backend)
-    recipe = _recipe_meanwhile(profile, address, backend)
-    return backend.surgeon().stand_aside(
-        Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps),
-        model=model,
-        optimizers=_as_sequence(optimizer),
-        device=address,
-    )
 
 
 def _recipe_meanwhile(

@@ -1,7 +1,5 @@
 """Probes the machine, and measures its devices: what `probe`, `tune` and `check` start from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,8 +8,8 @@ from autoprec import measurement_cache
 from autoprec.core.device.facts import DeviceFacts, Fingerprint
 from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.device.policies import propose
+from autoprec.core.device.probe_result import DeviceReport, ProbeResult
 from autoprec.core.dtypes import DType
-from autoprec.core.probe_result import DeviceReport, ProbeResult
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.name_lookup import hypothetical_observation, resolve_family

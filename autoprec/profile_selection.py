@@ -18,10 +18,10 @@ from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind, Observation, kind_of_framework_device
 from autoprec.core.device.policies import measured_choice, propose
+from autoprec.core.device.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.core.dtypes import Policy
-from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.core.profile import Profile
-from autoprec.core.profile_fit import carry_over, check_fit, select_profile
+from autoprec.core.profile.fit import carry_over, check_fit, select_profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
@@ -59,15 +59,15 @@ def recipe_for(
         for name, each in profiles.items()
     }
     chosen = select_profile(fits)
-    if chosen.name is not None:
-        made = profiles[chosen.name]
+    if chosen is not None:
+        made = profiles[chosen]
         recipe, left_out = carry_over(
             made.recipe, made.task.framework, framework, backend.capabilities.knobs
         )
-        for warning in (*fits[chosen.name].warnings, *left_out):
-            warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=4)
+        for warning in (*fits[chosen].warnings, *left_out):
+            warnings.warn(f"{chosen}: {warning}", AutoprecWarning, stacklevel=4)
         return recipe, facts
-    reasons = [f"{name}: {reason}" for name, reason in chosen.reasons.items()]
+    reasons = [f"{name}: {'; '.join(fit.problems)}" for name, fit in fits.items()]
     why = "; ".join((*reasons, *unusable_accelerators(machine.unusable, profiles.values())))
     if strict:
         raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
@@ -76,7 +76,7 @@ def recipe_for(
     tuned = next(iter(profiles.values()))
     chosen_policy, said = _fallback(facts, address, backend, machine.frameworks, tuned, fallback)
     warnings.warn(f"no profile fits this device ({why}): {said}", AutoprecWarning, stacklevel=4)
-    return _recipe_of_policy(chosen_policy, tuned.recipe), facts
+    return tuned.recipe.plain().with_policy(chosen_policy), facts
 
 
 def _fallback(
@@ -105,12 +105,6 @@ def _fallback(
     if by_rules not in (measured.policy, Policy.FLOAT32):
         said += f", or take {by_rules} unmeasured with fallback='rules'"
     return measured.policy, "; ".join((said, *known.notes[len(facts.notes) :]))
-
-
-def _recipe_of_policy(policy: Policy, tuned: Recipe) -> Recipe:
-    """Return a recipe of the policy alone, at the batch the profile was tuned to."""
-    plain = Recipe(batch_size=tuned.batch_size, accumulation_steps=tuned.accumulation_steps)
-    return plain.with_policy(policy)
 
 
 def facts_of(address: str, backend: Backend, machine: MachineObservation) -> DeviceFacts:

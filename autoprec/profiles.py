@@ -3,8 +3,6 @@
 The format is `core.profile.Profile` as YAML. Nothing in a file is run, and no path in it is opened.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 import yaml
 
 from autoprec.core.codec import DecodeError, abbreviate, to_plain, without_empty
-from autoprec.core.earlier_profiles import EARLIER, profile_from_plain
 from autoprec.core.profile import SCHEMA, Profile
+from autoprec.core.profile.earlier import EARLIER, profile_from_plain
 from autoprec.core.recipe import Recipe, plain_recipe
 from autoprec.errors import ProfileError
 from autoprec.profile_comments import HEADER, with_comments

@@ -13,7 +13,7 @@ from autoprec.profiles import dump_recipe, load_folder, load_profile
 from autoprec.yaml_files import write_text
 
 if TYPE_CHECKING:
-    from autoprec.reporting.page.document import Page
+    from autoprec.reporting.page.sections import Page
 
 
 def report(
@@ -29,7 +29,7 @@ def report(
     that ends in .html, if that is given; a notebook shows the result as it is. `watched` are the
     checks of a training under a single profile (`precision.watched`), which the page then lists.
     """
-    from autoprec.reporting.page.document import page_of, page_of_several
+    from autoprec.reporting.page.sections import page_of, page_of_several
 
     if output is not None:
         check_report_path(Path(output))

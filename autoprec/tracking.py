@@ -3,8 +3,6 @@
 None of them is imported: the run that the caller passes says which it is, and does the work.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -157,37 +155,24 @@ def _as_markdown(file: Path) -> str:
     return "".join(f"    {line}\n" for line in file.read_text(encoding="utf-8").splitlines())
 
 
-_Logger = Callable[[Any, Profile, Path, Path, Series], None]
-
-
-def _logger_of(run: Any) -> _Logger:
+def _logger_of(run: Any) -> Callable[[Any, Profile, Path, Path, Series], None]:
     """Return how to log to this kind of run, known by its package or by what it can do."""
-    for knows, logger in _LOGGERS:
-        if knows(run):
-            return logger
+    packages = {_package(kind) for kind in type(run).__mro__}
+
+    def can(*methods: str) -> bool:
+        return all(callable(getattr(run, method, None)) for method in methods)
+
+    if "wandb" in packages and hasattr(run, "log_artifact"):
+        return _log_to_wandb
+    if "mlflow" in packages and hasattr(run, "info"):
+        return _log_to_mlflow
+    if can("add_scalar", "add_text", "get_logdir"):
+        return _log_to_summary_writer
+    if can("as_default", "set_as_default", "flush"):
+        return _log_to_summary_ops
     kind = f"{type(run).__module__}.{type(run).__qualname__}"
     raise UsageError(f"`run` of type {kind} given, {_EXPECTED}")
 
 
-def _is_from(package: str, attribute: str) -> Callable[[Any], bool]:
-    def knows(run: Any) -> bool:
-        packages = {_package(kind) for kind in type(run).__mro__}
-        return package in packages and hasattr(run, attribute)
-
-    return knows
-
-
-def _can(*methods: str) -> Callable[[Any], bool]:
-    return lambda run: all(callable(getattr(run, method, None)) for method in methods)
-
-
 def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
-
-
-_LOGGERS: tuple[tuple[Callable[[Any], bool], _Logger], ...] = (
-    (_is_from("wandb", "log_artifact"), _log_to_wandb),
-    (_is_from("mlflow", "info"), _log_to_mlflow),
-    (_can("add_scalar", "add_text", "get_logdir"), _log_to_summary_writer),
-    (_can("as_default", "set_as_default", "flush"), _log_to_summary_ops),
-)

@@ -11,9 +11,9 @@ from autoprec import probing
 from autoprec.backends import registry
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import measured_choice
-from autoprec.core.probe_result import ProbeResult
+from autoprec.core.device.probe_result import ProbeResult
 from autoprec.core.profile import Profile
-from autoprec.core.profile_fit import Fit, check_fit
+from autoprec.core.profile.fit import Fit, check_fit
 from autoprec.errors import FrameworkMissing, ProfileMismatch, UsageError
 from autoprec.hardware.probes.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
@@ -23,7 +23,7 @@ from autoprec.tuning.script_verification import ROUNDS, UPDATES
 from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
-    from autoprec.core.profile_claims import Verification
+    from autoprec.core.profile.claims import Verification
     from autoprec.tuning.events import Listener
 
 
@@ -120,8 +120,8 @@ def verify(
     software, unusable = _software(machine, made)
     facts, fit = _best_fit(made, machine.facts, software)
     if not fit.matches:
-        accelerators = unusable_accelerators(machine.unusable, [made])
-        why = "; ".join((*fit.problems, *unusable, *accelerators))
+        unusable = (*unusable, *unusable_accelerators(machine.unusable, [made]))
+        why = "; ".join((*fit.problems, *unusable))
         raise ProfileMismatch(f"nothing to verify here: {why}. Tune on this device")
     for warning in fit.warnings:
         listen(Note(warning, warning=True))

@@ -19,8 +19,8 @@ from autoprec.core.profile import (
     Profile,
     TaskRecord,
 )
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.hardware.catalogue import load_catalogue

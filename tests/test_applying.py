@@ -62,7 +62,9 @@ def test_a_profile_probes_the_machine_once(tmp_path: Path, probed: list[Machine]
 def test_a_profile_that_fits_nowhere_probes_the_machine_once(probed: list[Machine]) -> None:
     profile = made_elsewhere()
     probed.clear()
-    with pytest.warns(AutoprecWarning, match="no profile fits this device"):
+    with pytest.warns(
+        AutoprecWarning, match=r"no profile fits this device \(the profile: made on "
+    ):
         precision = apply_profile(profile, device="cpu")
     assert precision.batch_size == 64
     assert len(probed) == 1

@@ -28,10 +28,10 @@ PACKAGE = Path(autoprec.__file__).parent
 # layer may import itself and what is listed; "" is the package's own __init__, which nothing inside
 # may import.
 # profile_selection chooses the recipe that applying applies; verifying compares a profile with this
-# machine; reports makes pages of profiles, tracking logs them; studies lists what tunings keep;
-# probing finds devices and times their products. yaml_files, profiles (profile files, with their
-# comments) and measurement_cache do for the layers above what core may not do; version holds one
-# constant. integrations attaches profiles to other people's trainers.
+# machine; reports makes pages of profiles, tracking logs them; probing finds devices and times
+# their products. yaml_files, profiles (profile files, with their comments) and measurement_cache do
+# for the layers above what core may not do; version holds one constant. integrations attaches
+# profiles to other people's trainers.
 FILES = {"measurement_cache", "profile_comments", "profiles", "version", "yaml_files"}
 LAYERS = {
     "errors": set(),
@@ -45,7 +45,7 @@ LAYERS = {
     "backends": {"core", "errors"},
     "workers": {"backends", "hardware", "core", "errors"},
     "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
-    "reporting": {"studies", "tuning", "core", "version", "errors"},
+    "reporting": {"tuning", "core", "version", "errors"},
     "fleet": {
         *("probing", "tuning", "workers", "backends", "hardware", "core", "errors"),
         *FILES,
@@ -53,7 +53,6 @@ LAYERS = {
     "profile_selection": {"backends", "hardware", "core", "errors", *FILES},
     "applying": {"profile_selection", "backends", "core", "errors", *FILES},
     "integrations": {"applying", "backends", "core", "errors"},
-    "studies": {"tuning", "errors"},
     "reports": {"reporting", "core", "errors", *FILES},
     "tracking": {"reports", "core", "errors", *FILES},
     "verifying": {
@@ -67,7 +66,7 @@ LAYERS = {
         *("workers", "backends", "hardware", "core", "errors"),
         *FILES,
     },
-    "cli": {"api", "studies", "reporting", "fleet", "tuning", "workers", "core", "errors", *FILES},
+    "cli": {"api", "reporting", "fleet", "tuning", "workers", "core", "errors", *FILES},
     "__main__": {"cli"},
     "": {"api", "core", "errors", "version"},
 }

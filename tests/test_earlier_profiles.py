@@ -11,7 +11,7 @@ from fuzz.example import FULL
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.profile import NOT_COMPARED, MisalignedDimension
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 from autoprec.errors import ProfileError
 from autoprec.profiles import parse_profile, to_mapping
 

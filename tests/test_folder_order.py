@@ -18,7 +18,7 @@ from tests.test_architecture import (
     top,
 )
 
-LAYERS = ("cli", "fleet", "hardware", "reporting", "workers")
+LAYERS = ("cli", "core", "fleet", "hardware", "reporting", "workers")
 
 
 def folder_violations(found: list[Import], layer: str) -> list[str]:
@@ -54,17 +54,15 @@ def test_the_rule_sees_a_cycle_of_folders(tmp_path: Path) -> None:
     assert folder_violations(imports_of(package_at(tmp_path / "kept", files)), "hardware") == []
 
 
-def test_the_folders_of_core_import_each_other_one_way() -> None:
-    """Its own files are below them (dtypes, recipe) and above (profile): they are no folder."""
-    found = [
-        replace(each, importer=each.importer.rpartition(".")[0], imported=_folder(each.imported))
-        for each in own(imports_of(PACKAGE))
-        if each.importer.startswith("autoprec.core.") and each.imported.startswith("autoprec.core.")
-    ]
-    between = [e for e in found if "autoprec.core" not in (e.importer, e.imported)]
-    assert cycle_violations(between) == []
-
-
-def _folder(module: str) -> str:
-    path = PACKAGE.parent.joinpath(*module.split("."))
-    return module if path.is_dir() else module.rpartition(".")[0]
+def test_the_rule_sees_a_file_of_a_layer_that_is_above_and_one_that_is_below(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "core/recipe.py": "",
+        "core/profile.py": "from autoprec.core.speed import space",
+        "core/speed/space.py": "from autoprec.core import recipe",
+    }
+    assert folder_violations(imports_of(package_at(tmp_path, files)), "core")
+    files["core/profile/__init__.py"] = files.pop("core/profile.py")
+    files["core/profile/fit.py"] = "from autoprec.core import profile"
+    assert folder_violations(imports_of(package_at(tmp_path / "moved", files)), "core") == []

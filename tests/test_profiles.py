@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec import profile_comments, yaml_files
-from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import DType, Policy
@@ -25,14 +24,15 @@ from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
+    BatchChoice,
     Chosen,
     DeviceRecord,
     Evidence,
     Profile,
     TaskRecord,
 )
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import KNOBS, Distributed, LossScale, Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.errors import ProfileError
 from autoprec.profiles import (
     default_path,

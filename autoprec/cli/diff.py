@@ -1,7 +1,5 @@
 """`autoprec diff`: what differs between two profiles."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 
@@ -33,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the differences; the exit code says whether the recipes differ."""
     from autoprec.cli.json_output import print_json
     from autoprec.core.codec import to_plain
-    from autoprec.core.profile_diff import compare_profiles
+    from autoprec.core.profile.diff import compare_profiles
     from autoprec.profiles import load_profile
     from autoprec.reporting.text import printable
 

@@ -1,7 +1,5 @@
 """`autoprec fleet`: what the profiles of several device types say together."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ examples:
 A price is the cost of an hour, in any currency. Its NAME is matched against the words of a device's
 name and family: a100 is the price of "NVIDIA A100-SXM4-40GB".
 
-exit codes: 0 ok (also where profiles should be verified again), 2 no folder of profiles, or a price
+exit codes: 0 ok (also if profiles should be verified again), 2 no folder of profiles, or a price
             for a device that is not in it
 """
 

@@ -1,7 +1,5 @@
 """`autoprec schema`: the JSON Schema of profile files, for editors and CI."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -33,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or write the schema."""
-    from autoprec.core.profile_schema import profile_schema
+    from autoprec.core.profile.schema import profile_schema
     from autoprec.yaml_files import write_text
 
     text = json.dumps(profile_schema(), indent=2) + "\n"

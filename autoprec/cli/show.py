@@ -1,7 +1,5 @@
 """`autoprec show`: a profile on the terminal, for a person."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

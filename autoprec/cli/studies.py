@@ -1,7 +1,5 @@
 """`autoprec studies`: the trials that tunings keep, so that they can be resumed."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys
@@ -68,8 +66,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _list(arguments: argparse.Namespace) -> int:
     from autoprec.cli.json_output import print_json
     from autoprec.reporting.studies import plain_study, print_studies
-    from autoprec.studies import kept_studies
-    from autoprec.tuning.study.places import studies_folder
+    from autoprec.tuning.study.kept_tunings import kept_studies
+    from autoprec.tuning.study.storage import studies_folder
 
     studies = kept_studies()
     if arguments.json:
@@ -84,7 +82,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     from autoprec.cli.json_output import print_json
     from autoprec.reporting.studies import plain_study, print_study
-    from autoprec.studies import find_study
+    from autoprec.tuning.study.kept_tunings import find_study
 
     studies = [find_study(name) for name in arguments.studies]
     for study in studies:
@@ -99,7 +97,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _path(arguments: argparse.Namespace) -> int:
-    from autoprec.studies import find_study
+    from autoprec.tuning.study.kept_tunings import find_study
 
     for name in arguments.studies:
         print(find_study(name).place)
@@ -107,7 +105,12 @@ def _path(arguments: argparse.Namespace) -> int:
 
 
 def _clear(arguments: argparse.Namespace) -> int:
-    from autoprec.studies import clear_studies, find_study, kept_studies, unused_for
+    from autoprec.tuning.study.kept_tunings import (
+        clear_studies,
+        find_study,
+        kept_studies,
+        unused_for,
+    )
 
     if arguments.studies:
         studies = tuple(find_study(name) for name in arguments.studies)

@@ -195,7 +195,7 @@ def source_of(arguments: argparse.Namespace) -> TaskSource:
 
 
 def _how_to_resume(task: Path, storage: str | None) -> str:
-    from autoprec.tuning.study.places import default_journal
+    from autoprec.tuning.study.storage import default_journal
 
     place = storage or default_journal(task)
     return f"interrupted; finished trials are kept in {place}. Run the same command to resume"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoprec.errors import UsageError
 
 if TYPE_CHECKING:
-    from autoprec.core.profile_claims import Verification
+    from autoprec.core.profile.claims import Verification
     from autoprec.tuning.events import Event
 
 CLAIM_FAILED = 5
@@ -68,7 +68,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_setting(
         parser,
         "rounds",
-        "rounds of the interleaved timing; twice as many where those leave it open "
+        "rounds of the interleaved timing; twice as many if those leave it open "
         "(default: {default})",
     )
     add_setting(
@@ -78,7 +78,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "checkpoint of the training",
     )
     parser.add_argument(
-        "--strict", action="store_true", help="exit with 5 where a claim is unresolved, too"
+        "--strict", action="store_true", help="exit with 5 if a claim is unresolved, too"
     )
     add_setting(parser, "at")
     add_setting(parser, "wait", "wait if a tuning is using the device")

@@ -92,7 +92,7 @@ class Policy(StrEnum):
         if "float8" in text.lower() or "fp8" in text.lower():
             raise UsageError(
                 f"policy {text!r} given, but float8 refines {cls.MIXED_BFLOAT16} in compiled "
-                f"recipes. Give {cls.MIXED_BFLOAT16} and --compile: float8 is then tried where the "
+                f"recipes. Give {cls.MIXED_BFLOAT16} and --compile: float8 is then tried if the "
                 "device has it and the model's linear layers are wide"
             )
         return cls(_lookup(text, _POLICY_NAMES, "policy"))

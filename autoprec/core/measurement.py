@@ -4,13 +4,11 @@ Units are in the names: seconds, bytes, samples. A `Measurement` is one trial's 
 is what preflight learned of the task before any recipe was tried.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,10 @@ class Recipe:
         """Return a canonical text: equal recipes have equal keys."""
         return json.dumps(plain_recipe(self), sort_keys=True)
 
+    def plain(self) -> Recipe:
+        """Return plain float32 at the same batch, for one process."""
+        return Recipe(batch_size=self.batch_size, accumulation_steps=self.accumulation_steps)
+
     def with_policy(self, policy: Policy) -> Recipe:
         """Return this recipe under another policy: its default loss scale, no islands or float8."""
         ranks = None if self.distributed is None else self.distributed.for_policy(policy)

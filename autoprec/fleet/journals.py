@@ -11,8 +11,12 @@ import os
 from pathlib import Path
 
 from autoprec.errors import DeviceBusy, UsageError
-from autoprec.tuning.study.network_locks import local_locks_reason
-from autoprec.tuning.study.storage import JOURNAL_SUFFIX, open_storage, storage_error
+from autoprec.tuning.study.storage import (
+    JOURNAL_SUFFIX,
+    local_locks_reason,
+    open_storage,
+    storage_error,
+)
 from autoprec.yaml_files import write_text
 
 _PROFILES_SUFFIX, _STUDIES_SUFFIX = ".profiles", ".studies"

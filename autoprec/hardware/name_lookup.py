@@ -3,8 +3,6 @@
 A device that is not in this machine is known from the catalogue only; its observation says so.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable
@@ -37,7 +35,10 @@ def find_families(catalogue: Catalogue, text: str) -> tuple[Family, ...]:
     exact = tuple(family for family in families if "".join(words) in _exact_names(family))
     if exact:
         return exact
-    known = [(family, _known_words(family)) for family in families]
+    known = [
+        (each, set(_words(" ".join((each.name, each.title, *each.match.architecture)))))
+        for each in families
+    ]
     whole = [family for family, names in known if names.issuperset(words)]
     begun = [
         family
@@ -127,10 +128,6 @@ def _exact_names(family: Family) -> set[str]:
         for words in (_words(family.name), _words(family.title))
         for start in (0, 1)
     }
-
-
-def _known_words(family: Family) -> set[str]:
-    return set(_words(" ".join((family.name, family.title, *family.match.architecture))))
 
 
 def _common_ancestor(families: list[Family]) -> tuple[Family, ...]:

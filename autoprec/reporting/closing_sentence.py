@@ -1,13 +1,10 @@
 """The sentence that ends a tuning: how much faster than what, and why."""
 
-from __future__ import annotations
-
-from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import percent, rate_number, times
 from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING, Verdict
-from autoprec.core.profile import Chosen, Profile
+from autoprec.core.profile import BatchChoice, Chosen, Profile
 from autoprec.core.recipe import FLOAT8
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn

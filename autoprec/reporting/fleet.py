@@ -1,7 +1,5 @@
 """A cluster on the terminal: its tunings, their results, and `autoprec fleet status`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -59,9 +57,9 @@ class _Prefixed:
         self._stream.flush()
 
 
-def print_fleet_result(result: FleetResult, folder: Path, console: Console | None = None) -> None:
-    """Print how each type ended, and where its profile is; by default on stderr."""
-    console = console or make_console(stderr=True, width=_WIDTH)
+def print_fleet_result(result: FleetResult, folder: Path) -> None:
+    """Print on stderr how each type ended, and where its profile is."""
+    console = make_console(stderr=True, width=_WIDTH)
     rows = []
     for each in result.types:
         style = "" if each.profile is not None else "red" if each.failed else "yellow"
@@ -88,9 +86,9 @@ def _summary(profile: Profile) -> str:
 # Status -----------------------------------------------------------------------------------------
 
 
-def print_fleet_status(status: FleetStatus, console: Console | None = None) -> None:
-    """Print the table, the software that differs, and what to verify; by default on stdout."""
-    console = console or make_console(width=_WIDTH)
+def print_fleet_status(status: FleetStatus) -> None:
+    """Print the table, the software that differs, and what to verify."""
+    console = make_console(width=_WIDTH)
     priced = any(row.price_per_hour is not None for row in status.types)
     prices = [">price/hour", ">samples/price"] if priced else []
     names = ["profile", "device", "recipe", ">age", ">samples/s", *prices, "verify"]

@@ -3,8 +3,6 @@
 Names and notes come from drivers and files; they are shown as text, never as markup.
 """
 
-from __future__ import annotations
-
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
@@ -12,8 +10,8 @@ from rich.text import Text
 
 from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact
 from autoprec.core.device.family import Support
+from autoprec.core.device.probe_result import DeviceReport, ProbeResult
 from autoprec.core.dtypes import DType
-from autoprec.core.probe_result import DeviceReport, ProbeResult
 from autoprec.reporting.tables import table
 from autoprec.reporting.text import printable
 

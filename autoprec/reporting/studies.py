@@ -1,7 +1,5 @@
 """The tables of `autoprec studies`: a row for each study, and the trials of one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +10,7 @@ from autoprec.core.speed.trial_results import Status
 from autoprec.reporting import tables
 from autoprec.reporting.tables import make_console, table
 from autoprec.reporting.tune import trials_table
-from autoprec.studies import KeptStudy
-from autoprec.tuning.study.kept_tunings import KeptTuning
+from autoprec.tuning.study.kept_tunings import KeptStudy, KeptTuning
 
 #: No path is folded if the output is not a terminal.
 _WIDTH = 1000

@@ -7,14 +7,15 @@ chosen is infeasible and has the worst value, 0; what the search set aside is pr
 intermediate value.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping
+from typing import Any
 
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import plain_recipe
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.stage_results import TuningResult
-from autoprec.tuning.study.study import FinalTrial, Study
+from autoprec.tuning.study.study import Study, distributions_of
 
 
 def write_final_study(study: Study, result: TuningResult, profile: Profile) -> None:
@@ -22,23 +23,36 @@ def write_final_study(study: Study, result: TuningResult, profile: Profile) -> N
     space, evidence = result.trials.space, profile.evidence
     chosen = dict(space.point(result.confirmation.choice.recipe))
     baseline = dict(result.search.baseline_point)
-    named = {point_key(o.point): o for o in result.trials.history}
+    kinds = distributions_of(space.levels())
     trials = []
-    for outcome in named.values():
+    for outcome in {point_key(o.point): o for o in result.trials.history}.values():
         point, refused = dict(outcome.point), _why_refused(outcome, profile)
+        how: dict[str, Any] = {"params": point, "distributions": kinds}
         if point == chosen:
             rate = evidence.chosen.samples_per_second
-            trials.append(
-                FinalTrial(point, rate, "chosen", attributes=plain_recipe(profile.recipe))
-            )
+            trials.append(_trial("chosen", rate, plain_recipe(profile.recipe), **how))
         elif refused:
-            trials.append(FinalTrial(point, 0.0, "infeasible", reason=refused))
+            trials.append(_trial("infeasible", 0.0, {"reason": refused}, **how))
         elif point == baseline and _slower(profile):
-            rate = evidence.baseline.samples_per_second
-            trials.append(FinalTrial(point, rate, "baseline"))
+            trials.append(_trial("baseline", evidence.baseline.samples_per_second, {}, **how))
         else:
-            trials.append(FinalTrial(point, outcome.rate, "set aside"))
-    study.write_final(trials, space.levels(), profile.evidence.reason)
+            trials.append(_trial("set aside", outcome.rate, {}, **how))
+    study.write_final(trials, evidence.reason)
+
+
+def _trial(fate: str, value: float, attributes: Mapping[str, object], **how: Any) -> Any:
+    """Return a trial of Optuna's: what became of a recipe, its rate, and what else there is."""
+    from optuna.trial import TrialState, create_trial
+
+    aside = fate == "set aside"
+    return create_trial(
+        state=TrialState.PRUNED if aside else TrialState.COMPLETE,
+        value=None if aside else value,
+        intermediate_values={0: value} if aside else {},
+        user_attrs={"fate": fate, **attributes},
+        constraints={"feasible": float(fate == "infeasible")},
+        **how,
+    )
 
 
 def _slower(profile: Profile) -> bool:

@@ -1,7 +1,5 @@
 """One tuning's job: what every stage needs to know, fixed before the first one starts."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -12,8 +10,8 @@ from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose
+from autoprec.core.device.probe_result import Unusable
 from autoprec.core.dtypes import Policy
-from autoprec.core.probe_result import Unusable
 from autoprec.core.profile import CheckpointRecord
 from autoprec.tuning.events import Listener, Note, Progress
 from autoprec.tuning.options import Options

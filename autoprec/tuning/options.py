@@ -3,8 +3,6 @@
 A new one is a field here and nothing else: see settings.py for what follows from it.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -171,7 +169,7 @@ class Options:
         expected='"knee", "max", "goodput" or a batch such as 256',
         new="study",
     ).says(
-        "the batch, where the task file has no BATCH_SIZE: knee is the smallest within 2 % of the "
+        "the batch, if the task file has no BATCH_SIZE: knee is the smallest within 2 % of the "
         "most samples/s that the loader feeds, max that with the most samples/s, goodput that "
         "which should reach a loss in the least time, by the gradient noise scale; N is yours, and "
         "everything runs at it (default: {default})"

@@ -3,8 +3,6 @@
 Nothing is written, and no lock is taken: a plan can be made on any machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,7 +11,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.speed.space import BATCH, Space
+from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.step_bounds import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.job import Target, TuningJob
@@ -34,7 +32,7 @@ from autoprec.tuning.search.task_space import (
 )
 from autoprec.workers.handlers import LoadedTask
 
-#: A batch that keeps most devices busy, which is estimated beside the baseline's.
+#: A batch that keeps most devices busy; the largest up to it is estimated beside the baseline's.
 _BUSY_BATCH = 1024
 
 Figures = Callable[[DeviceFacts], DeviceFacts]
@@ -74,11 +72,6 @@ def _drives(loaded: LoadedTask, device: DeviceFacts) -> bool:
     )
 
 
-def _large_batch(space: Space, baseline: int) -> int:
-    """Return the largest batch up to one that keeps most devices busy; at least the baseline's."""
-    return max([baseline, *(size for size in space.batch_sizes if size <= _BUSY_BATCH)])
-
-
 def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
     """Make the plan for a task that is described already."""
     notes: list[str] = []
@@ -95,8 +88,9 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
     refusals = refusals_for_task(there, task, device, space.policies)
     proposal = replace(proposal, refusals=(*proposal.refusals, *refusals))
     baseline = int(baseline_point(space)[BATCH])
+    busy = (size for size in space.batch_sizes if size <= _BUSY_BATCH)
     estimated = estimate_steps(
-        task, figures, proposal.policies, sorted({baseline, _large_batch(space, baseline)})
+        task, figures, proposal.policies, sorted({baseline, max([baseline, *busy])})
     )
     multiple = min(padding_multiples(there, device, space.policies), default=1)
     return Plan(

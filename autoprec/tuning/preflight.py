@@ -1,7 +1,5 @@
 """Preflight: one float32 step in a worker, and what is known of the device before the search."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +9,9 @@ from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
+from autoprec.core.device.probe_result import Unusable
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.probe_result import Unusable
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
 from autoprec.measurement_cache import with_remembered_measurements
 from autoprec.tuning.events import Described, Note, Stage, Started

@@ -4,8 +4,6 @@ Fresh runs of the unchanged script, switched off (AUTOPREC=off: float32, at the 
 with its profile, take turns. Each ends after its first updates. Recipes are never chosen by this.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -23,7 +21,7 @@ from typing import Literal
 from autoprec.core.codec import to_plain
 from autoprec.core.number_words import percent
 from autoprec.core.profile import Profile
-from autoprec.core.profile_claims import Claim, Verification, judge_speedup
+from autoprec.core.profile.claims import Claim, Verification, judge_speedup
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.statistics import median
 from autoprec.errors import TaskError, UsageError

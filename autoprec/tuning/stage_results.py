@@ -12,9 +12,9 @@ from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Present
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice, Finalist
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome

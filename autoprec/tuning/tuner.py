@@ -5,8 +5,6 @@ the study as well, so that a stopped tuning resumes where it stopped. Decisions 
 workers measure.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time
@@ -28,9 +26,8 @@ from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
-from autoprec.tuning.search.first_answer import first_answer
 from autoprec.tuning.search.goodput import search_at_goodput
-from autoprec.tuning.search.stage import run_search
+from autoprec.tuning.search.stage import first_answer, run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
     FinalistLost,
@@ -41,8 +38,8 @@ from autoprec.tuning.stage_results import (
 )
 from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.study.kept_tunings import RESULT, TASK_PATH, StoredProfile
-from autoprec.tuning.study.places import default_journal
-from autoprec.tuning.study.study import Study, study_name
+from autoprec.tuning.study.storage import default_journal
+from autoprec.tuning.study.study import Study, sampler_of, study_name
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
@@ -58,7 +55,7 @@ def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
     job, digest = with_present_policy(job), source_digest(job.task)
-    with _lock(job):
+    with lock(job):
         job = with_deadline(job)
         with contextlib.ExitStack() as closing:
             runner = closing.enter_context(job.runner())
@@ -90,7 +87,7 @@ def answer_quickly(job: TuningJob) -> str:
     """Search for some seconds; say which recipe leads. The trials are kept, for `tune`, too."""
     limit = min(job.options.search_limit or QUICK_SEARCH_SECONDS, QUICK_SEARCH_SECONDS)
     job = with_deadline(replace(job, options=replace(job.options, search_limit=limit)))
-    with _lock(job), job.runner() as runner:
+    with lock(job), job.runner() as runner:
         job, digest = _start(job, runner)
         with contextlib.closing(_open_study(job, digest)) as study:
             job, preflight = _prepare(job, study, runner)
@@ -114,7 +111,8 @@ def _tell_start_ups(job: TuningJob) -> None:
         job.listener(Note(f"its own start took {each:.1f} s in {workers}"))
 
 
-def _lock(job: TuningJob) -> AbstractContextManager[None]:
+def lock(job: TuningJob) -> AbstractContextManager[None]:
+    """Hold the job's devices; see `lock_devices`."""
     return lock_devices(
         [each.identity for each in job.devices],
         wait=job.options.wait,
@@ -199,8 +197,6 @@ def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
 
 
 def _open_study(job: TuningJob, digest: str) -> Study:
-    from autoprec.tuning.study.samplers import sampler_of
-
     name = study_name(
         job.task.path.stem,
         digest,

@@ -1,21 +1,18 @@
 """Verifies a profile: its recipe and float32 timed in alternation again, and a short proof."""
 
-from __future__ import annotations
-
-import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from autoprec.core.numerics.proof_steps import SHORT_STEPS
 from autoprec.core.numerics.reference_recipe import is_exact, is_reference
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Gain, Profile
-from autoprec.core.profile_claims import Claim, Verification, judge_numerics, judge_speedup
+from autoprec.core.profile.claims import Claim, Verification, judge_numerics, judge_speedup
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
-from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
 from autoprec.tuning.confirmation.interleaved_timing import (
@@ -27,8 +24,7 @@ from autoprec.tuning.events import Judged, Note, Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task
 from autoprec.tuning.proof.recipe_proof import Proof
-from autoprec.tuning.study.device_lock import lock_devices
-from autoprec.tuning.tuner import with_memory
+from autoprec.tuning.tuner import lock, with_memory
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
 from autoprec.workers.task_digest import source_digest, whole_digest
@@ -54,15 +50,7 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
 
     Raises `TaskError` where plain float32 does not run any more.
     """
-    with (
-        lock_devices(
-            [each.identity for each in job.devices],
-            wait=job.options.wait,
-            folder=Path(tempfile.gettempdir()),
-            on_wait=lambda text: job.listener(Note(text)),
-        ),
-        job.runner() as runner,
-    ):
+    with lock(job), job.runner() as runner:
         job.listener(Stage("start", "loading the task in a worker"))
         loaded = load_task(job, runner)
         job = with_memory(job, loaded.memory)

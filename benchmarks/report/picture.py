@@ -9,7 +9,7 @@ from typing import Any
 from autoprec.core.codec import from_plain
 from autoprec.core.profile import TriedRecipe
 from autoprec.core.recipe import Recipe
-from autoprec.reporting.page import charts, document
+from autoprec.reporting.page import charts, sections
 from benchmarks.checkout import RESULTS
 from benchmarks.report import gpu
 from benchmarks.report.search import SHOWN
@@ -37,5 +37,5 @@ def picture(folder: Path = RESULTS) -> str:
 
 def _style() -> str:
     """Return what the page's style says of charts."""
-    colours, _, rules = document.STYLE.strip().partition("* {")
+    colours, _, rules = sections.style().strip().partition("* {")
     return "\n".join([colours.strip(), *_MARKS.findall(rules)])

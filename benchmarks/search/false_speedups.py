@@ -35,7 +35,7 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import times
 from autoprec.core.profile import Profile
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune

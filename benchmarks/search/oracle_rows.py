@@ -11,9 +11,9 @@ from typing import Any
 
 from autoprec.core.codec import from_plain
 from autoprec.core.number_words import times
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
-from autoprec.core.speed.noise import Ratio
 
 Row = Mapping[str, Any]
 

@@ -26,7 +26,7 @@ from typing import Any
 from autoprec.api import tune
 from autoprec.core.codec import to_plain
 from autoprec.core.profile import Profile
-from autoprec.core.profile_claims import CHANGE_SHARE
+from autoprec.core.profile.claims import CHANGE_SHARE
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.yaml_files import write_text
 from benchmarks.checkout import RESULTS, TASKS

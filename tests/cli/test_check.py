@@ -13,8 +13,8 @@ import yaml
 from autoprec import api, measurement_cache, probing
 from autoprec.cli import main
 from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.probe_result import FrameworkFact
 from autoprec.core.dtypes import DType
-from autoprec.core.probe_result import FrameworkFact
 from autoprec.core.recipe import Recipe
 from autoprec.hardware.catalogue import profiles_folder
 from autoprec.hardware.probes.observe import observe

@@ -11,8 +11,8 @@ from autoprec.backends.shared import matmul_timing
 from autoprec.cli import main
 from autoprec.core.codec import from_plain
 from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.probe_result import ProbeResult
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.probe_result import ProbeResult
 from autoprec.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoprec.cli import main
-from autoprec.core.profile_schema import profile_schema
+from autoprec.core.profile.schema import profile_schema
 
 
 def test_it_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:

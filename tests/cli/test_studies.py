@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autoprec import studies
 from autoprec.cli import main
 from autoprec.measurement_cache import FOLDER_VARIABLE
+from autoprec.tuning.study import kept_tunings
 from autoprec.tuning.study.storage import mark_in_use
 from autoprec.tuning.study.study import Study
 from tests.cli.commands import QUICK, Run, Write
@@ -121,10 +121,10 @@ def test_one_in_use_is_kept(task: Path, ask: Run, cache: Path) -> None:
 def test_a_tuning_marks_its_journal_for_as_long_as_it_runs(tmp_path: Path) -> None:
     journal = tmp_path / "a.study.journal"
     study = Study(journal, "a")
-    kept = studies.clear_studies([studies.KeptStudy(str(journal))])
+    kept = kept_tunings.clear_studies([kept_tunings.KeptStudy(str(journal))])
     assert [each.place for each in kept] == [str(journal)]
     del study
-    assert studies.clear_studies([studies.KeptStudy(str(journal))]) == ()
+    assert kept_tunings.clear_studies([kept_tunings.KeptStudy(str(journal))]) == ()
 
 
 def test_old_ones_are_cleared_by_age(task: Path, ask: Run, cache: Path) -> None:

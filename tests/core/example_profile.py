@@ -14,8 +14,8 @@ from autoprec.core.profile import (
     Profile,
     TaskRecord,
 )
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import Ratio
 
 HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
@@ -14,6 +13,7 @@ from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
+    BatchChoice,
     Chosen,
     DeviceRecord,
     Evidence,
@@ -22,9 +22,9 @@ from autoprec.core.profile import (
     TaskRecord,
     TriedRecipe,
 )
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Alignment, LossScale, Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
 
 _HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import NOTHING_LEARNED
-from autoprec.core.profile import NOT_COMPARED, Baseline, Profile
+from autoprec.core.profile import NOT_COMPARED, Baseline, BatchChoice, Profile
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.speed.noise import Ratio
 from autoprec.reporting.closing_sentence import (
     batch_line,
     closing_sentence,

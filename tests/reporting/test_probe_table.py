@@ -12,8 +12,8 @@ from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import propose
+from autoprec.core.device.probe_result import DeviceReport, FrameworkFact, ProbeResult
 from autoprec.core.dtypes import DType
-from autoprec.core.probe_result import DeviceReport, FrameworkFact, ProbeResult
 from autoprec.reporting.probe import print_probe
 from autoprec.reporting.text import printable
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 from autoprec.errors import TaskError, UsageError
 from autoprec.tuning import script_verification
 from autoprec.tuning.events import Event, Note

@@ -16,7 +16,7 @@ from rich.console import Console
 from autoprec import api, probing, profile_selection
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
-from autoprec.core.probe_result import MachineObservation, Unusable
+from autoprec.core.device.probe_result import MachineObservation, Unusable
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
 from autoprec.reporting.plan import print_plan

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning import verification
 from autoprec.tuning.confirmation.interleaved_timing import TimedRounds

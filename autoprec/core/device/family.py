@@ -3,8 +3,6 @@
 Nothing here knows a device by its name: the rows are data (`profiles/devices/`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Measured beats probed beats catalogue.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from autoprec.core.device.dtype_support import measured_support, probed_support

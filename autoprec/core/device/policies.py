@@ -5,8 +5,6 @@ the table's "why" and the profile's refusals all read the same values. Nothing h
 by name: it reads `DeviceFacts` alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -237,7 +235,7 @@ def _describe_expectation(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -
     if gain is not None:
         speed = f"{about_times(gain)} float32 by the vendor's peaks"
         return f"matrix products up to {speed}; {_WHOLE_MODEL_NOTE}"
-    return "faster than float32 where matrix products dominate; only measuring tells"
+    return "faster than float32 if matrix products dominate; only measuring tells"
 
 
 def _peak_ratio(facts: DeviceFacts, dtype: DType) -> float | None:

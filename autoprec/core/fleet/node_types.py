@@ -4,8 +4,6 @@ Memory counts as the same within what `profile_fit` accepts without a warning, f
 model rarely report the same number of bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autoprec.core.device.facts import DeviceFacts, Fingerprint
 from autoprec.core.profile import Profile
-from autoprec.core.profile_fit import memory_differs
+from autoprec.core.profile.fit import memory_differs
 
 #: The most nodes that a sentence names.
 _LISTED = 3
@@ -137,16 +135,16 @@ def _disagreements(nodes: Sequence[NodeReport]) -> tuple[str, ...]:
 # Names, which are also those of the files ------------------------------------------------------
 
 
-def _names(fingerprints: Sequence[Fingerprint]) -> list[str]:
+def _names(made: Sequence[Fingerprint]) -> list[str]:
     """Name each type by its device; by memory, family or a hash too, if that is not unique."""
-    ways = [[_device_name(each) for each in fingerprints]]
-    ways.append([f"{_device_name(each)}-{each.memory_gib}gib" for each in fingerprints])
-    ways.append(
-        [f"{_slug(each.family)}-{name}" for each, name in zip(fingerprints, ways[1], strict=True)]
-    )
-    ways.append([f"{_device_name(each)}-{_hash(each)}" for each in fingerprints])
+    ways = [[_device_name(each) for each in made]]
+    by_memory = [f"{name}-{each.memory_gib}gib" for name, each in zip(ways[0], made, strict=True)]
+    ways.append(by_memory)
+    ways.append([f"{_slug(e.family)}-{name}" for name, e in zip(by_memory, made, strict=True)])
+    hashes = [hashlib.sha256(repr(each).encode()).hexdigest()[:8] for each in made]
+    ways.append([f"{name}-{each}" for name, each in zip(ways[0], hashes, strict=True)])
     chosen = []
-    for index in range(len(fingerprints)):
+    for index in range(len(made)):
         unique = (way[index] for way in ways if way.count(way[index]) == 1)
         chosen.append(next(unique, ways[-1][index]))
     return chosen
@@ -166,7 +164,3 @@ def _device_name(made: Fingerprint) -> str:
 
 def _slug(text: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
-
-
-def _hash(made: Fingerprint) -> str:
-    return hashlib.sha256(repr(made).encode()).hexdigest()[:8]

@@ -3,8 +3,6 @@
 Their ages, where their software differs, what a price buys, and which should be verified again.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +12,7 @@ from operator import attrgetter
 
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.profile import Profile
-from autoprec.core.profile_fit import minor_version
+from autoprec.core.profile.fit import minor_version
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 

@@ -5,16 +5,15 @@ on the way are timed in alternation. So the parts multiply to the whole: the gai
 measured at the chosen batch, that of the batch in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import times
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import FLOAT8, KEEP_MEMORY, Recipe
 from autoprec.core.recipe_words import describe_recipe, describe_setting
-from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 
 PRECISION, REDUCTION, BATCH, MEMORY = "precision", "reduction", "batch", "kept memory"
 

@@ -6,15 +6,13 @@ up to 65 % longer; numbers further apart than this mean that the machine changed
 recipe chosen by them would be chosen by luck.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoprec.core.number_words import rate_number, times
+from autoprec.core.ratio import Ratio
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.statistics import median
 
 

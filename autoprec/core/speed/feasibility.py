@@ -1,7 +1,5 @@
 """Rules out points that cannot run, or cannot fit, given what was measured before."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -112,7 +110,7 @@ def _needed_text(needed_bytes: float, point: Point, memory_bytes: float) -> str:
     if not point.get(KEEP_MEMORY):
         return f"{needed} of the {available:.1f} GiB available"
     return (
-        f"{needed}, more than {usable:.1f} of the {available:.1f} GiB available: where freed "
+        f"{needed}, more than {usable:.1f} of the {available:.1f} GiB available: if freed "
         "memory is kept, it may grow in a long training"
     )
 

@@ -8,8 +8,6 @@ for (gradients between ranks, float32 products everywhere) is a risk, so it is k
 gains beyond the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,10 +16,11 @@ from typing import TypeVar
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.reference_recipe import count_global_roundings
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe, communication_settings
 from autoprec.core.recipe_words import name_recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.noise import Ratio, is_faster, paired_ratio
+from autoprec.core.speed.noise import is_faster, paired_ratio
 
 T = TypeVar("T")
 

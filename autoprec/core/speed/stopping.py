@@ -61,7 +61,7 @@ class Stop:
     reason: str
 
 
-ALL_MEASURED = Stop("every point that fits has been measured")
+ALL_MEASURED = Stop("every recipe that fits has been measured")
 
 
 def trial_limit_reached(trials: int, limits: Limits) -> Stop | None:
@@ -82,4 +82,4 @@ def is_worth_a_trial(
 
 def nothing_worth_a_trial(limits: Limits) -> Stop:
     """Return why to stop where `is_worth_a_trial` holds for no untried point."""
-    return Stop(f"no untried point is likely to be more than {limits.gain:.0%} faster")
+    return Stop(f"no untried recipe is likely to be more than {limits.gain:.0%} faster")

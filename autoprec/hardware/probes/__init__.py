@@ -3,12 +3,10 @@
 A probe takes a `Machine` and returns `Findings`; what it cannot read becomes a note.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from autoprec.core.device.observation import Observation
-from autoprec.core.probe_result import Unusable
+from autoprec.core.device.probe_result import Unusable
 
 
 @dataclass(frozen=True)

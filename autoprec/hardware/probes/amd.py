@@ -9,13 +9,11 @@ rocclr/device/rocm/rocdevice.cpp (`Device::init`) and rocclr/utils/flags.cpp (`F
 reads a variable that is set but empty as one blank).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 
 from autoprec.core.device.observation import DeviceKind, Observation
-from autoprec.core.probe_result import Unusable
+from autoprec.core.device.probe_result import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.pci import gpus_on_the_bus, names_a_device, no_visible_device

@@ -4,12 +4,10 @@ A framework is detected by its package: distributions have many names (tensorflo
 The version is read from a file of the package, else from the distribution's metadata.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
-from autoprec.core.probe_result import FrameworkFact
+from autoprec.core.device.probe_result import FrameworkFact
 from autoprec.hardware.machine import Machine
 
 

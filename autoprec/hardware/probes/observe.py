@@ -1,14 +1,12 @@
 """Everything the probes find on a machine, in bounded time, whatever fails."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from autoprec.core.device.observation import DeviceKind, Observation
-from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
+from autoprec.core.device.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
@@ -18,8 +16,7 @@ from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.probes.frameworks import find_frameworks
 from autoprec.hardware.probes.intel import probe_intel
 from autoprec.hardware.probes.nvidia import nvidia_expected, probe_nvidia
-from autoprec.hardware.probes.other_accelerators import probe_other_accelerators
-from autoprec.hardware.probes.tpu import probe_tpu
+from autoprec.hardware.probes.pci import probe_other_accelerators, probe_tpu
 
 T = TypeVar("T")
 

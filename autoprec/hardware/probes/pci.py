@@ -1,12 +1,12 @@
-"""PCI devices and visibility lists, shared by several probes."""
+"""PCI devices and visibility lists, shared by several probes; and what is seen on the bus alone."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoprec.core.device.observation import DeviceKind
-from autoprec.core.probe_result import Unusable
+from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.device.probe_result import Unusable
+from autoprec.hardware.catalogue import load_other_accelerators
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 
@@ -115,3 +115,49 @@ def _leading_integer(text: str) -> int:
             break
         digits += character
     return int(digits) if digits else -1
+
+
+# Seen on the bus alone --------------------------------------------------------------------------
+
+
+def probe_other_accelerators(machine: Machine) -> Findings:
+    """Note the accelerators on the bus that have a software stack of their own."""
+    known = {pci: each for each in load_other_accelerators() for pci in each.pci}
+    vendors = {pci.partition(":")[0] for pci in known}
+    ids = [device.id for vendor in sorted(vendors) for device in pci_devices(machine, vendor)]
+    counts = Counter(known[pci] for pci in ids if pci in known)
+    return Findings(
+        notes=tuple(
+            f"{count} x {each.title} in this machine, which autoprec does not tune: {each.advice}"
+            for each, count in counts.items()
+        )
+    )
+
+
+_GOOGLE = "1ae0"
+#: PCI base classes of Google's disks (01) and network cards (02), which share its vendor id.
+_OTHER_CLASSES = ("01", "02")
+
+
+def probe_tpu(machine: Machine) -> Findings:
+    """Observe the TPU chips on the bus: a TPU library can wait for a metadata server forever."""
+    of_google = pci_devices(machine, _GOOGLE)
+    chips = [each for each in of_google if not each.kind.startswith(_OTHER_CLASSES)]
+    chosen = machine.variable("TPU_VISIBLE_CHIPS")
+    shown = visible_ordinals(len(chips), chosen)
+    if chips and not shown:
+        said = f"TPU_VISIBLE_CHIPS hides all {len(chips)} TPU chips"
+        return no_visible_device(DeviceKind.TPU, said, chosen)
+    return Findings(
+        tuple(
+            Observation(
+                kind=DeviceKind.TPU,
+                index=index,
+                vendor="Google",
+                pci=chips[ordinal].id,
+                pci_subsystem=chips[ordinal].subsystem,
+                uuid=str(ordinal),
+            )
+            for index, ordinal in enumerate(shown)
+        )
+    )

@@ -1,8 +1,8 @@
-"""The sections of a report, each made from a profile alone; empty if that has nothing to say."""
+"""A report: its sections, each made from a profile alone and empty if that has nothing to say."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from autoprec.core.device.roofline import limit_text
@@ -25,6 +25,7 @@ from autoprec.reporting.page.markup import (
     text,
 )
 from autoprec.reporting.text import bytes_text, rate_text, seconds_text, status_text
+from autoprec.version import __version__
 
 
 def _headline(profile: Profile) -> str:
@@ -236,21 +237,7 @@ def _away(check: WatchedStep) -> tuple[float | None, ...]:
     return known if check.samples else (None,) * len(known)
 
 
-_SECTIONS = (
-    *(_warnings, _gain, _throughput, _numerics, _loss_scale, _islands, _limits),
-    *(_origin, _refusals, _trials),
-)
-
-
-def all_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ()) -> Iterator[str]:
-    """Yield the sections in their order; `written` is the recipe as YAML."""
-    yield _headline(profile)
-    yield _checks(watched)
-    yield from (make(profile) for make in _SECTIONS)
-    yield section("The recipe", f"<pre><code>{text(written)}</code></pre>")
-
-
-def comparison(profiles: Mapping[str, Profile]) -> str:
+def _comparison(profiles: Mapping[str, Profile]) -> str:
     """Tabulate several profiles, one a row: device, recipe, speed-up, verdict."""
     rows = []
     for name, profile in profiles.items():
@@ -278,3 +265,51 @@ def _value(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return number(value, f"{value:.4g}")
     return text(value)
+
+
+class Page(str):
+    """HTML text of a whole page. A notebook shows it in a frame, so that styles do not mix."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self)}" style="width:100%;height:50rem;border:0"></iframe>'
+
+
+def page_of(profile: Profile, written: str, watched: Sequence[WatchedStep] = ()) -> Page:
+    """Return the report of a profile; `written` is its recipe as YAML.
+
+    `watched` are the checks of a training under it.
+    """
+    recipe = section("The recipe", f"<pre><code>{text(written)}</code></pre>")
+    parts = [_headline(profile), _checks(watched), *(make(profile) for make in _SECTIONS), recipe]
+    return _document(profile.task.file, parts)
+
+
+_SECTIONS = (
+    *(_warnings, _gain, _throughput, _numerics, _loss_scale, _islands, _limits),
+    *(_origin, _refusals, _trials),
+)
+
+
+def page_of_several(profiles: Mapping[str, Profile]) -> Page:
+    """Return a page that compares profiles, by their file names."""
+    order = sorted(profiles, key=lambda name: (profiles[name].task.file, name))
+    compared = _comparison({name: profiles[name] for name in order})
+    return _document("profiles", ["<header><h1>Profiles</h1></header>", compared])
+
+
+def style() -> str:
+    """Return the page's style, for light, dark and print: CSS."""
+    return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+
+
+def _document(title: str, parts: Iterable[str]) -> Page:
+    body = "\n".join(part for part in parts if part)
+    return Page(
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}: autoprec</title>\n<style>\n{style()}</style>\n</head>\n<body>\n"
+        f"{body}\n<footer>Made by autoprec {__version__} from the profile alone.</footer>\n"
+        "</body>\n</html>\n"
+    )

@@ -1,12 +1,11 @@
 """Compares the confirmation's rounds with the search: results that contradict are not believed."""
 
-from __future__ import annotations
-
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.consistency import RecipeRates, find_inconsistencies
-from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.search.trials import Trials
 

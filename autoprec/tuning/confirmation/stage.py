@@ -5,8 +5,6 @@ that a recipe was selected by would overstate its speed. The choice is that of t
 another recipe was proven than the one that won it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +15,7 @@ from autoprec.core.numerics.reference_recipe import (
 )
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import NOT_COMPARED
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.assumptions import SPEED
@@ -25,7 +24,7 @@ from autoprec.core.speed.attribution import (
     baseline_at_batch_of,
 )
 from autoprec.core.speed.consistency import is_too_wide, overstated
-from autoprec.core.speed.noise import Ratio, is_sharp, paired_ratio
+from autoprec.core.speed.noise import is_sharp, paired_ratio
 from autoprec.core.speed.race import known_finalist
 from autoprec.core.speed.selection import Choice, Finalist, choose
 from autoprec.tuning.confirmation.ablations import Ablations

@@ -1,12 +1,9 @@
 """Builds the profile from what the stages found: every claim with its number."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.device.family import Support
 from autoprec.core.device.roofline import Bound, find_bound, min_traffic_bytes
 from autoprec.core.dtypes import DType, Policy
@@ -16,6 +13,7 @@ from autoprec.core.profile import (
     NOT_COMPARED,
     SCHEMA,
     Baseline,
+    BatchChoice,
     Chosen,
     DeviceRecord,
     Evidence,
@@ -24,19 +22,24 @@ from autoprec.core.profile import (
     TriedRecipe,
     without_speeds,
 )
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_settings, name_recipe
 from autoprec.core.speed.ladder import knee_of, largest_that_ran
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.step_bounds import FRAMEWORK_LAUNCH_SECONDS, KERNEL_LAUNCHING_KINDS
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.profile.padding_evidence import padding_evidence
-from autoprec.tuning.profile.significant_digits import rounded, significant
+from autoprec.tuning.profile.padding_evidence import padding_evidence, rounded, significant
 from autoprec.tuning.profile.warnings import warnings_for
-from autoprec.tuning.stage_results import REFERENCE, PreflightResult, TuningResult
+from autoprec.tuning.stage_results import (
+    REFERENCE,
+    ConfirmationResult,
+    PreflightResult,
+    ProvenRecipe,
+    TuningResult,
+)
 from autoprec.version import __version__
 
 #: Characters of why a recipe did not run that the profile keeps.
@@ -49,18 +52,17 @@ _AS_DESCRIBED = (Policy.FLOAT32, False, "contiguous")
 def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds: float) -> Profile:
     """Write the profile of a finished tuning; `digest` is the task's, `seconds` what it cost."""
     confirmation, plain = result.confirmation, result.search.baseline
-    choice, proven = confirmation.choice, confirmation.proven
-    recipe = proven.recipe if proven is not None else choice.recipe
-    recipe = replace(recipe, forced=not job.float32_allowed)
+    choice = confirmation.choice
+    gains = confirmation if confirmation.proven is not None else ConfirmationResult(choice)
+    proven = gains.proven or ProvenRecipe(choice.recipe, REFERENCE, rate=0.0, step_seconds=0.0)
+    recipe = replace(proven.recipe, forced=not job.float32_allowed)
     base, chosen = result.measurement_of(plain), result.measurement_of(choice.recipe)
     bound = _bound(result, choice.recipe, chosen, devices=len(job.devices))
-    verdict = proven.verdict if proven is not None else REFERENCE
-    gain, same, present = None, None, None
-    if proven is not None:
-        gain, same = confirmation.over_baseline, confirmation.at_same_batch
-        present = confirmation.present
     own_batch = recipe.effective_batch == plain.effective_batch
-    alike, larger = (gain, None) if own_batch else (same, gain)
+    alike, larger = gains.at_same_batch, gains.over_baseline
+    if own_batch:
+        alike, larger = larger, None
+    present = gains.present
     evidence = Evidence(
         baseline=_baseline(result, plain, base),
         chosen=_chosen(result, choice.recipe, chosen, bound),
@@ -68,7 +70,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
         throughput=None if larger is None else rounded(larger),
         present=None if present is None else replace(present, speedup=rounded(present.speedup)),
         batch=_batch_choice(job, result, recipe, chosen),
-        parity=verdict,
+        parity=proven.verdict,
         checkpoint=job.checkpoint,
         trials=len(result.trials.history),
         tuning_seconds=round(seconds, 1),
@@ -76,14 +78,12 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
         reason=_reason(result, choice, bound, recipe),
         refusals=result.refusals,
         memory_budget_bytes=job.memory_bytes,
-        loss_scale=None if proven is None else proven.loss_scale,
-        islands=None if proven is None else proven.islands,
+        loss_scale=proven.loss_scale,
+        islands=proven.islands,
         padding=padding_evidence(result, recipe),
         warnings=warnings_for(result, recipe, plain, chosen),
-        waterfall=tuple(
-            replace(p, speedup=rounded(p.speedup)) for p in result.confirmation.waterfall
-        ),
-        inconclusive=result.confirmation.inconclusive,
+        waterfall=tuple(replace(p, speedup=rounded(p.speedup)) for p in confirmation.waterfall),
+        inconclusive=confirmation.inconclusive,
         not_covered=result.not_covered,
         tried=tuple(_tried(outcome, result.trials.space) for outcome in result.trials.history),
     )

@@ -1,13 +1,25 @@
 """What a profile says of dimensions that are not multiples of what the device wants."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 from autoprec.core.number_words import times
 from autoprec.core.profile import MisalignedDimension
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import point_key
-from autoprec.tuning.profile.significant_digits import significant
 from autoprec.tuning.stage_results import TuningResult
+
+
+def significant(value: float) -> float:
+    """Return a number to six significant digits."""
+    return float(f"{value:.6g}")
+
+
+def rounded(ratio: Ratio) -> Ratio:
+    """Return a ratio and its interval to four decimal places."""
+    return replace(
+        ratio, ratio=round(ratio.ratio, 4), low=round(ratio.low, 4), high=round(ratio.high, 4)
+    )
 
 
 def padding_evidence(result: TuningResult, recipe: Recipe) -> tuple[MisalignedDimension, ...]:

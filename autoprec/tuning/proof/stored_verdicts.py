@@ -1,7 +1,5 @@
 """Proves each recipe once, in a worker: retries after faults, and stores the verdicts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
@@ -257,7 +255,8 @@ class Prover:
         if self._runner.pids != worker:
             self._proof.forget()
         if timed.measurement is None or timed.rate <= 0:
-            return self._refuse(recipe, f"with islands it does not run: {timed.reason}")
+            why = f"with those modules in float32 it does not run: {timed.reason}"
+            return self._refuse(recipe, why)
         self._listener(Judged(found.recipe, found.verdict.verdict, found.reason))
         return ProofAttempt(
             ProvenRecipe(

@@ -1,7 +1,5 @@
 """The batch of the most goodput: found once the gradient's noise is known, then searched at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,11 +32,8 @@ def search_at_goodput(
     """
     space, baseline = found.trials.space, found.baseline_outcome
     free = space.effective_batch is None and len(space.batch_sizes) > 1
-    allowed = [
-        outcome
-        for outcome in found.trials.history
-        if outcome.rate > 0 and outcome.point["policy"] in (job.options.policies or space.policies)
-    ]
+    policies = job.options.policies or space.policies
+    allowed = [o for o in found.trials.history if o.rate > 0 and o.point["policy"] in policies]
     if job.options.batch != "goodput" or not free or not allowed:
         return found
     scale = noise_scale(found.baseline)
@@ -50,8 +45,8 @@ def search_at_goodput(
     sizes = [each for each in space.batch_sizes if each >= int(baseline.point[BATCH])]
     size = goodput_batch(sizes, found.trials.history, leader, scale, space.world_size)
     at = "more than can be told" if scale.at is None else f"{rate_number(scale.at)} samples"
-    said = f"batch {size * space.world_size} has the most goodput"
-    job.listener(Note(f"{said}: the gradient noise scale is {at}"))
+    most = f"batch {size * space.world_size} has the most goodput"
+    job.listener(Note(f"{most}: the gradient noise scale is {at}"))
     missing = found.not_covered
     if job.options.sampler == "cost":
         own = replace(space, batch_sizes=(size,))
@@ -60,12 +55,8 @@ def search_at_goodput(
         search.run(runner)
         space = replace(search.space, batch_sizes=space.batch_sizes)
         missing = tuple(dict.fromkeys((*missing, *search.not_covered)))
-    history = study.history()
-    kept = [
-        outcome
-        for outcome in history
-        if outcome.point[BATCH] == size or point_key(outcome.point) == point_key(baseline.point)
-    ]
+    history, plain_key = study.history(), point_key(baseline.point)
+    kept = [o for o in history if o.point[BATCH] == size or point_key(o.point) == plain_key]
     return replace(
         found,
         trials=Trials(found.trials.task, space, history, found.trials.rehearsed),

@@ -1,11 +1,13 @@
 """The search stage: the trials, and the baseline that fits."""
 
-from __future__ import annotations
+from collections.abc import Collection
 
-from autoprec.core.recipe_words import describe_batch_of
+from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import about_times
+from autoprec.core.recipe_words import describe_batch_of, describe_recipe
 from autoprec.core.speed.feasibility import fitting_baseline
-from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome
+from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome, shortlist
 from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.loop import Search, outcome_at
@@ -65,3 +67,30 @@ def _check_baseline(job: TuningJob, baseline: Point, outcome: Outcome | None) ->
             f"batch {baseline[BATCH]}, so nothing can be proven against it. Look for inf or NaN in "
             "the data after the first batch, or lower the learning rate"
         )
+
+
+def first_answer(search: SearchResult, policies: Collection[Policy] = ()) -> str:
+    """Say which recipe leads after the search, and about how fast it is.
+
+    Only `policies` may be chosen, any where there are none.
+    """
+    trials, baseline = search.trials, search.baseline_outcome
+    found = search.ranking or trials.history
+    allowed = [o for o in found if not policies or o.point["policy"] in policies]
+    leading = shortlist(allowed, trials.space, count=1)
+    if not leading:
+        return "so far: none of the policies that were asked for has run"
+    leader, recipe = leading[0], trials.space.recipe(leading[0].point)
+    name = describe_recipe(recipe, trials.task.weights_in)
+    if trials.rehearsed:
+        return f"so far: {name}; how fast that is cannot be said of a pretended device"
+    alike = point_key({**leader.point, "policy": Policy.FLOAT32.value})
+    plain = next((o.rate for o in trials.history if point_key(o.point) == alike), 0.0)
+    said = []
+    if plain and plain != leader.rate:
+        said.append(f"about {about_times(leader.rate / plain)} as fast as float32 like it")
+    if recipe.effective_batch != search.baseline.effective_batch or not plain:
+        ratio = about_times(leader.rate / baseline.rate)
+        said.append(f"about {ratio} the samples/s of {describe_batch_of(search.baseline)}")
+    how_fast = " and ".join(said) or f"the fastest of {len(trials.history)} tried"
+    return f"so far: {name}, {how_fast}, by a short timing; neither raced nor proven yet"

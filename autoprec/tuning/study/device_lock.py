@@ -1,88 +1,12 @@
 """Locks devices while a tuning measures on them: only one tuning at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from autoprec.errors import DeviceBusy
-
-
-class DeviceLock:
-    """Held while trials run on a device: two measurements at once would invalidate each other.
-
-    The lock is a file in the temporary folder, held by flock; it is released when its holder dies.
-    Raises `DeviceBusy` if another tuning holds it and `wait` is false; before waiting, `on_wait` is
-    called with the holder. Where the file cannot be created, nothing is locked.
-    """
-
-    def __init__(
-        self,
-        device: str,
-        *,
-        wait: bool,
-        folder: Path,
-        on_wait: Callable[[str], None] | None = None,
-    ) -> None:
-        name = "".join(c if c.isalnum() else "-" for c in device)
-        self._path = folder / f"autoprec-{name}.lock"
-        self._device, self._wait, self._on_wait = device, wait, on_wait
-        self._handle = -1
-
-    def __enter__(self) -> DeviceLock:
-        if os.name != "posix":
-            return self
-        import fcntl
-
-        self._handle = _open_lock(self._path)
-        if self._handle < 0:
-            return self
-        try:
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not self._wait:
-                    raise DeviceBusy(
-                        f"another tuning is measuring on {self._device}{self._holder()}; running "
-                        "both would invalidate both timings. Wait for it with `wait`, or stop it"
-                    ) from None
-                if self._on_wait is not None:
-                    self._on_wait(
-                        f"waiting for another tuning on {self._device}{self._holder()} to end"
-                    )
-                fcntl.flock(self._handle, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            self._close()
-            return self
-        except BaseException:
-            self._close()
-            raise
-        with contextlib.suppress(OSError):  # only for messages; a full disk does not matter
-            os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, str(os.getpid()).encode(), 0)
-        return self
-
-    def _holder(self) -> str:
-        with contextlib.suppress(OSError, ValueError):
-            return f" (process {int(os.pread(self._handle, 20, 0))})"
-        return ""
-
-    def _close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._close()
 
 
 @contextlib.contextmanager
@@ -91,16 +15,45 @@ def lock_devices(
     *,
     wait: bool,
     folder: Path,
-    on_wait: Callable[[str], None] | None = None,
+    on_wait: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
-    """Hold the locks of several devices; see `DeviceLock`.
+    """Hold devices while trials run on them: two measurements at once would invalidate each other.
 
-    They are taken in one order, so that no two tunings wait for each other.
+    Each lock is a file in the temporary folder, held by flock; it is released when its holder dies.
+    They are taken in one order, so that no two tunings wait for each other. Raises `DeviceBusy` if
+    another tuning holds one and `wait` is false; before waiting, `on_wait` is called with the
+    holder. Where a file cannot be created or locked, nothing is.
     """
     with contextlib.ExitStack() as held:
-        for device in sorted(devices):
-            held.enter_context(DeviceLock(device, wait=wait, folder=folder, on_wait=on_wait))
+        for device in sorted(devices) if os.name == "posix" else ():
+            name = "".join(c if c.isalnum() else "-" for c in device)
+            handle = _open_lock(folder / f"autoprec-{name}.lock")
+            if handle < 0:
+                continue
+            held.callback(os.close, handle)
+            with contextlib.suppress(OSError):  # a file system without locks
+                _lock(handle, device, wait, on_wait)
+                os.ftruncate(handle, 0)  # the holder, for messages
+                os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
+
+
+def _lock(handle: int, device: str, wait: bool, on_wait: Callable[[str], None]) -> None:
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = ""
+        with contextlib.suppress(OSError, ValueError):
+            holder = f" (process {int(os.pread(handle, 20, 0))})"
+        if not wait:
+            raise DeviceBusy(
+                f"another tuning is measuring on {device}{holder}; running both would invalidate "
+                "both timings. Wait for it with `wait`, or stop it"
+            ) from None
+        on_wait(f"waiting for another tuning on {device}{holder} to end")
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def _open_lock(path: Path) -> int:

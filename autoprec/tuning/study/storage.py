@@ -1,16 +1,16 @@
-"""Opens what a study is kept in: a journal file, or any Optuna storage URL.
+"""Opens what a study is kept in, a journal file or any Optuna storage URL, and says where that is.
 
 A journal is a text file of JSON lines. A tuning that was killed can leave its last line incomplete,
 which Optuna skips but the next append would make unreadable for good: such a tail is cut off before
 the file is opened. The lock is the kernel's (flock), so a dead process never keeps it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
 import time
 import weakref
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autoprec.errors import UsageError
-from autoprec.tuning.study.network_locks import local_locks_reason
+from autoprec.measurement_cache import cache_folder
 
 JOURNAL_SUFFIX = ".study.journal"
 LOCK_SUFFIX = ".lock"
@@ -236,3 +236,98 @@ class _KernelLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+# Which mounts lock files for this machine only: two machines that share a folder there each take
+# the lock on their own, and both write at once -------------------------------------------------
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+#: File systems on other machines, with the options that make flock local or refuse it.
+#: Sources: nfs(5), `local_lock` and `nolock`; mount.lustre(8), `flock`, `localflock`, `noflock`;
+#: mount.cifs(8), `nobrl`.
+_LOCAL_OPTIONS = {
+    "nfs": {"nolock", "local_lock=all", "local_lock=flock"},
+    "nfs4": {"nolock", "local_lock=all", "local_lock=flock"},
+    "lustre": {"localflock", "noflock"},
+    "cifs": {"nobrl"},
+    "smb3": {"nobrl"},
+}
+
+#: File systems in user space over a network, none of which locks on the other side.
+_NEVER_LOCKED = {"fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.rclone"}
+
+
+def local_locks_reason(path: Path, mounts: str | None = None) -> str:
+    """Say why a lock on a file does not keep other machines out; "" where it does.
+
+    `mounts` is the text of /proc/self/mountinfo; where there is none, nothing is known.
+    """
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+    place, kind, options = _mount_of(path.absolute(), mounts)
+    if kind in _NEVER_LOCKED:
+        return f"{place} is a {kind} mount, which has no locks that hold on other machines"
+    local = sorted(_LOCAL_OPTIONS.get(kind, set()) & options)
+    if local:
+        return (
+            f"{place} is a {kind} mount with the option {local[0]}: its locks hold on this machine "
+            "only"
+        )
+    return ""
+
+
+def _mount_of(path: Path, mounts: str) -> tuple[str, str, frozenset[str]]:
+    """Return the mount point a path is below, its file system and options; "" where unknown."""
+    best: tuple[str, str, frozenset[str]] = ("", "", frozenset())
+    for line in mounts.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields, rest = left.split(" "), right.split(" ")
+        if not separator or len(fields) < 6 or len(rest) < 3:
+            continue
+        # the kernel writes blanks and backslashes in octal
+        place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        if path.is_relative_to(place) and len(place) >= len(best[0]):  # the last one covers others
+            options = frozenset([*fields[5].split(","), *rest[2].split(",")])
+            best = (place, rest[0], options)
+    return best
+
+
+# Where studies are kept by default: only the profile is left beside the user's files. A cluster's
+# studies are beside its profiles, for all nodes see those ---------------------------------------
+
+
+def default_journal(task: Path) -> Path:
+    """Return the default path of a task's study: in the cache, named after the task's path.
+
+    One that is beside the task already, from an earlier version, goes on there. Where there is no
+    cache directory, or its locks do not hold on other machines, a study is kept beside the task.
+    """
+    beside = task.with_name(task.stem + JOURNAL_SUFFIX)
+    folder = studies_folder()
+    if folder is None or (beside.exists() and is_writable(beside)):
+        return beside
+    digest = hashlib.sha256(os.fsencode(task.resolve())).hexdigest()[:12]
+    kept = folder / f"{task.stem}-{digest}{JOURNAL_SUFFIX}"
+    return kept if is_writable(kept) and not local_locks_reason(kept) else beside
+
+
+def kept_journals() -> list[Path]:
+    """Return every journal in the cache."""
+    folder = studies_folder()
+    return [] if folder is None else sorted(folder.glob(f"*{JOURNAL_SUFFIX}"))
+
+
+def is_writable(path: Path) -> bool:
+    """Say whether a file, and others next to it, can be created or written, without trying it."""
+    folder = next((each for each in path.parents if each.exists()), path.parent)
+    return os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
+def studies_folder() -> Path | None:
+    """Return where studies are kept; None where there is no cache directory."""
+    folder = cache_folder()
+    return None if folder is None else folder / "studies"

@@ -6,13 +6,13 @@ own in the same journal, and so does a changed space: trials of different spaces
 Optuna is imported when a study is opened, not before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
+import importlib
+import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.errors import UsageError
 from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
 
@@ -36,20 +37,6 @@ def study_name(stem: str, *parts: object) -> str:
     """Return a name that changes with anything in `parts`, and with the version of autoprec."""
     text = json.dumps([__version__, *map(to_plain, parts)], sort_keys=True, default=str)
     return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-@dataclass(frozen=True)
-class FinalTrial:
-    """A recipe of a finished tuning: its value, what became of it, and why.
-
-    `fate` is chosen, baseline, infeasible (`reason` says why) or set aside (by the search).
-    """
-
-    point: Point
-    value: float
-    fate: str
-    reason: str = ""
-    attributes: Mapping[str, object] = field(default_factory=dict)
 
 
 class Study:
@@ -90,18 +77,11 @@ class Study:
 
     def set_space(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
         """Set the space that trials are asked from, and the sampler that asks."""
-        import optuna
-
-        from autoprec.tuning.study.samplers import sampler_of
-
         levels = space.levels()
         with self._translate_errors():
             self._separate_spaces(levels)
         self._trials.sampler = sampler_of(sampler, seed)
-        self._distributions = {
-            name: optuna.distributions.CategoricalDistribution(values)
-            for name, values in levels.items()
-        }
+        self._distributions = distributions_of(levels)
 
     def _separate_spaces(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
         """Give the trials a study of their own if this study's came from another space."""
@@ -162,37 +142,14 @@ class Study:
             trial.set_constraint("feasible", 0.0 if outcome.status is Status.OK else 1.0)
             self._trials.tell(trial, outcome.rate)
 
-    def write_final(
-        self,
-        trials: Sequence[FinalTrial],
-        levels: Mapping[str, tuple[KnobValue, ...]],
-        reason: str,
-    ) -> None:
-        """Write the trials of a finished tuning to a study of their own; see final_study.py."""
-        import optuna
-        from optuna.trial import TrialState, create_trial
-
+    def write_final(self, trials: Iterable[Any], reason: str) -> None:
+        """Keep trials of Optuna's in a study of their own, in place of an earlier one."""
         name = f"{self.name}{FINAL_SUFFIX}"
-        kinds: dict[str, Any] = {
-            k: optuna.distributions.CategoricalDistribution(v) for k, v in levels.items()
-        }
         with self._translate_errors():
             _delete(self._storage, name)
             final = self._open(name)
             final.set_user_attr("reason", reason)
-            for each in trials:
-                aside = each.fate == "set aside"
-                attributes = {"fate": each.fate, "reason": each.reason, **each.attributes}
-                trial = create_trial(
-                    state=TrialState.PRUNED if aside else TrialState.COMPLETE,
-                    value=None if aside else each.value,
-                    params=dict(each.point),
-                    distributions=kinds,
-                    user_attrs={k: v for k, v in attributes.items() if v != ""},
-                    intermediate_values={0: each.value} if aside else {},
-                    constraints={"feasible": float(each.fate == "infeasible")},
-                )
-                final.add_trial(trial)
+            final.add_trials(trials)
 
     def remember(self, name: str, value: object) -> None:
         """Keep a plain value or a dataclass under a name."""
@@ -216,6 +173,13 @@ class Study:
         return dict(self._notes.user_attrs)
 
 
+def distributions_of(levels: Mapping[str, tuple[KnobValue, ...]]) -> dict[str, Any]:
+    """Return Optuna's distribution of each factor of a search."""
+    import optuna
+
+    return {k: optuna.distributions.CategoricalDistribution(v) for k, v in levels.items()}
+
+
 def _delete(storage: Any, name: str) -> None:
     import optuna
 
@@ -237,3 +201,44 @@ def record_out_of_memory(storage: str | Path, reason: str) -> None:
             outcome = Outcome(dict(trial.params), Status.OUT_OF_MEMORY, reason=reason)
             known = opened.get_trial_id_from_study_id_trial_number(own, trial.number)
             opened.set_trial_user_attr(known, OUTCOME, to_plain(outcome))
+
+
+# Samplers ---------------------------------------------------------------------------------------
+
+#: Trials that TPE draws at random before it models anything.
+_TPE_STARTUP_TRIALS = 6
+
+
+def sampler_of(name: str, seed: int) -> Any:
+    """Return Optuna's sampler of a short name, or any other by its import path.
+
+    It is given the seed if it takes one. Raises `UsageError` if there is no such sampler, or if it
+    cannot be made.
+    """
+    import optuna
+
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if "." not in name:  # cost and grid ask by point
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_TPE_STARTUP_TRIALS)
+    module, _, attribute = name.rpartition(".")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise _refusal(name, str(error)) from error
+    if not (isinstance(found, type) and issubclass(found, optuna.samplers.BaseSampler)):
+        raise _refusal(name, "it is no subclass of optuna.samplers.BaseSampler")
+    seeded = {"seed": seed} if "seed" in inspect.signature(found).parameters else {}
+    try:
+        with warnings.catch_warnings():  # whoever names an experimental one knows that
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return found(**seeded)
+    except (ImportError, TypeError, ValueError) as error:
+        raise _refusal(name, f"it cannot be made: {error}") from error
+
+
+def _refusal(name: str, why: str) -> UsageError:
+    return UsageError(
+        f"`sampler={name}`: {why}; expected a sampler that is made without arguments, by its "
+        "import path such as optuna.samplers.GPSampler, or one of cost, tpe, grid, random"
+    )

@@ -17,7 +17,7 @@ from autoprec.core.codec import from_plain
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import propose
-from autoprec.core.probe_result import DeviceReport, ProbeResult
+from autoprec.core.device.probe_result import DeviceReport, ProbeResult
 from benchmarks.checkout import ROOT, child_environment
 from benchmarks.gpu import evidence, pieces
 from benchmarks.recordings.machine_replay import Recording

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 from benchmarks.search import false_speedups
 from benchmarks.search.false_speedups import Tuned
 

@@ -203,7 +203,7 @@ def test_every_objection_of_a_cpus_policies_is_told_whole():
         ),
         (
             facts(bfloat16=fact(N)),
-            "faster than float32 where matrix products dominate; only measuring tells",
+            "faster than float32 if matrix products dominate; only measuring tells",
         ),
         (
             facts(float32=fact(N, peak=2.0), bfloat16=fact(N, peak=6.0)),

@@ -71,7 +71,7 @@ def test_the_search_finds_nearly_the_best_at_a_fraction_of_the_points(seed):
     found = max(history, key=lambda outcome: outcome.rate)
     assert true_rate(found.point) >= 0.97 * best
     assert len(history) <= len(SPACE.points()) / 2
-    assert stop == Stop("no untried point is likely to be more than 1% faster")
+    assert stop == Stop("no untried recipe is likely to be more than 1% faster")
 
 
 def test_a_policy_that_is_slow_where_it_is_first_tried_is_left_alone():

@@ -10,10 +10,10 @@ from factories import steady
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Distributed
 from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.communication import MIN_EXPOSED_SHARE, communication_may_pay
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.stopping import Limits
 from autoprec.core.speed.trial_results import Outcome, Status

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoprec.core.ratio import Ratio
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.consistency import (
     RecipeRates,
@@ -19,7 +20,6 @@ from autoprec.core.speed.consistency import (
     overstated,
     rate_changed,
 )
-from autoprec.core.speed.noise import Ratio
 
 
 def ratio(low: float, middle: float, high: float) -> Ratio:

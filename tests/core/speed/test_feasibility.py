@@ -145,7 +145,7 @@ def test_what_keeps_freed_memory_may_be_foreseen_at_half_of_it():
     kept = [replace(each, point={**each.point, "keep_memory": True}) for each in history]
     assert not why_ruled_out({**at(64), "keep_memory": True}, kept, 16 * gib)
     assert why_ruled_out({**at(64), "keep_memory": True}, kept, 15 * gib) == (
-        "would need about 8.0 GiB, more than 7.5 of the 15.0 GiB available: where freed memory is "
+        "would need about 8.0 GiB, more than 7.5 of the 15.0 GiB available: if freed memory is "
         "kept, it may grow in a long training"
     )
     assert not why_ruled_out(at(64), history, 15 * gib)
@@ -161,7 +161,7 @@ def test_a_trial_that_kept_more_than_half_of_the_memory_does_not_count_as_run():
     crowded = with_room_to_grow(kept, 15 * gib)
     assert (crowded.status, crowded.rate) == (Status.WOULD_NOT_FIT, 0.0)
     assert crowded.reason == (
-        "took 8.0 GiB, more than 7.5 of the 15.0 GiB available: where freed memory is kept, it "
+        "took 8.0 GiB, more than 7.5 of the 15.0 GiB available: if freed memory is kept, it "
         "may grow in a long training"
     )
     assert not why_ruled_out({**at(32), "keep_memory": True}, [crowded], 15 * gib)

@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.ratio import Ratio
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.noise import (
-    Ratio,
-    is_faster,
-    paired_ratio,
-    relative_spread,
-    seems_disturbed,
-)
+from autoprec.core.speed.noise import is_faster, paired_ratio, relative_spread, seems_disturbed
 from autoprec.core.statistics import median
 
 times = st.floats(1e-6, 1e3)

@@ -10,9 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Alignment, Distributed, Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist, choose, count_settings, simplest_of_fastest
 
 PLAIN = Recipe(batch_size=32)

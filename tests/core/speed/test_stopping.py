@@ -38,7 +38,7 @@ def test_a_search_of_one_point_ends_when_it_is_measured():
     assert next_point(space, BASELINE, [], LIMITS) == Next(BASELINE, "the baseline")
     history, stop = search(Machine(), space=space)
     assert [outcome.point for outcome in history] == [BASELINE]
-    assert stop == Stop("every point that fits has been measured")
+    assert stop == Stop("every recipe that fits has been measured")
 
 
 def test_a_trial_costs_the_setup_that_trials_took_and_is_as_cheap_by_its_steps():
@@ -134,7 +134,7 @@ def test_without_a_limit_any_number_of_trials_may_run():
 
 def test_the_reason_to_stop_names_the_gain_that_was_looked_for():
     assert nothing_worth_a_trial(Limits(gain=0.05)) == Stop(
-        "no untried point is likely to be more than 5% faster"
+        "no untried recipe is likely to be more than 5% faster"
     )
 
 

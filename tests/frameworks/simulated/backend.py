@@ -38,8 +38,8 @@ from autoprec.core.numerics.traces import (
     Trajectory,
     UnitTrace,
 )
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.timing_budget import TimingBudget, summarize, timing_may_stop
 from autoprec.errors import TaskError
 from simulated.capabilities import CAPABILITIES

@@ -1,6 +1,6 @@
 """Frameworks are found, with their versions, without importing them."""
 
-from autoprec.core.probe_result import FrameworkFact
+from autoprec.core.device.probe_result import FrameworkFact
 from autoprec.hardware.probes.frameworks import find_frameworks
 from benchmarks.recordings.machine_replay import Package
 from benchmarks.recordings.machine_replay import synthetic_machine as machine

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.device.probe_result import Unusable
 from autoprec.core.dtypes import Policy
-from autoprec.core.probe_result import Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings

@@ -7,7 +7,7 @@ import pytest
 from autoprec.errors import CatalogueError
 from autoprec.hardware import catalogue
 from autoprec.hardware.catalogue import load_other_accelerators
-from autoprec.hardware.probes.other_accelerators import probe_other_accelerators
+from autoprec.hardware.probes.pci import probe_other_accelerators
 from benchmarks.recordings.machine_replay import synthetic_machine as machine
 from tests.hardware.probes.pci_bus import bus
 

@@ -1,7 +1,7 @@
 """TPU chips are counted without asking any library."""
 
 from autoprec.core.device.observation import DeviceKind
-from autoprec.hardware.probes.tpu import probe_tpu
+from autoprec.hardware.probes.pci import probe_tpu
 from tests.hardware.probes.pci_bus import bus
 
 

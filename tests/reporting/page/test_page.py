@@ -19,14 +19,14 @@ from autoprec.core.numerics.loss_curves import LossCurves
 from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile, TriedRecipe
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Distributed, LossScale, Recipe
 from autoprec.core.recipe_words import describe_settings
 from autoprec.core.speed.attribution import Part
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
 from autoprec.errors import UsageError
 from autoprec.profiles import save_profile
-from autoprec.reporting.page.drawing import labelled
+from autoprec.reporting.page.charts import labelled
 from tests.fuzz.example import FULL, PLAIN_FLOAT32
 from tests.reporting.page.reading import Reader, numbers_in
 
@@ -317,7 +317,7 @@ def test_labels_have_as_many_digits_as_tell_ticks_apart(
 
 
 def test_several_profiles_are_compared_by_device() -> None:
-    from autoprec.reporting.page.document import page_of_several
+    from autoprec.reporting.page.sections import page_of_several
 
     read = Reader(page_of_several({"a.yaml": won(), "b.yaml": PLAIN_FLOAT32, "c.yaml": FULL}))
     assert read.headings == ["Profiles by device"]

@@ -9,9 +9,9 @@ from typing import ClassVar
 import pytest
 from factories import steady
 
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
 from autoprec.tuning.confirmation import interleaved_timing

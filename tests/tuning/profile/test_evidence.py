@@ -15,8 +15,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Kernel, Measurement
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import NOT_COMPARED, REHEARSAL_NOTE, Profile
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.options import Options

@@ -12,8 +12,8 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement
 from autoprec.core.numerics.verdict import NOTHING_LEARNED
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Space
 from autoprec.tuning.profile.warnings import _batch_range_warning, warnings_for
 from autoprec.tuning.stage_results import (

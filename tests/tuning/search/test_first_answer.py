@@ -7,7 +7,7 @@ from factories import ran_at
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.search.first_answer import first_answer
+from autoprec.tuning.search.stage import first_answer
 from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import SearchResult
 from tests.tuning.fake_results import SPACE, TASK

@@ -8,7 +8,7 @@ import pytest
 
 from autoprec.errors import UsageError
 from autoprec.tuning.study import storage
-from autoprec.tuning.study.network_locks import local_locks_reason
+from autoprec.tuning.study.storage import local_locks_reason
 
 ROOT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from autoprec.measurement_cache import FOLDER_VARIABLE
-from autoprec.tuning.study import places
-from autoprec.tuning.study.places import default_journal, kept_journals
+from autoprec.tuning.study import storage
+from autoprec.tuning.study.storage import default_journal, kept_journals
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_one_that_cannot_be_written_there_does_not(
 ) -> None:
     beside = tmp_path / "model.study.journal"
     beside.touch()
-    monkeypatch.setattr(places, "is_writable", lambda path: path != beside)
+    monkeypatch.setattr(storage, "is_writable", lambda path: path != beside)
     assert default_journal(tmp_path / "model.py").parent == cache / "studies"
 
 
@@ -62,7 +62,7 @@ def test_without_a_cache_it_is_beside_the_task(
 def test_a_cache_whose_locks_hold_on_this_machine_only_is_not_used(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "local_locks_reason", lambda path: "an nfs mount without locks")
+    monkeypatch.setattr(storage, "local_locks_reason", lambda path: "an nfs mount without locks")
     assert default_journal(tmp_path / "model.py") == tmp_path / "model.study.journal"
 
 

@@ -18,8 +18,7 @@ from autoprec.errors import UsageError
 from autoprec.tuning.options import SAMPLERS, Options
 from autoprec.tuning.proof.stored_verdicts import StoredProofLengths
 from autoprec.tuning.study import study as study_module
-from autoprec.tuning.study.samplers import sampler_of
-from autoprec.tuning.study.study import Study, record_out_of_memory, study_name
+from autoprec.tuning.study.study import Study, record_out_of_memory, sampler_of, study_name
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
 

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from autoprec.backends.torch.apply.precision import Precision
-from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.ratio import Ratio
+from autoprec.core.speed.noise import paired_ratio
 
 _ROUNDS = 8
 _MIN_ROUNDS = 2

@@ -51,8 +51,8 @@ from autoprec.backends.torch.train.task_runner import (
     move,
 )
 from autoprec.core.measurement import Measurement, OperatorTime
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.timing_budget import TimingBudget
 
 _NO_ROOM = (

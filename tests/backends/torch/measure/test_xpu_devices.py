@@ -21,7 +21,7 @@ from autoprec.backends.torch.measure import devices
 from autoprec.backends.torch.measure.xpu_devices import XpuDevice, find_matching, identify_device
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.placement import XPU_VARIABLE
-from autoprec.core.probe_result import MachineObservation
+from autoprec.core.device.probe_result import MachineObservation
 
 pytestmark = pytest.mark.torch
 

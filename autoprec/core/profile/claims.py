@@ -1,13 +1,11 @@
 """Judges whether a profile's claims still hold, given its recipe measured and proven again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 
 CHANGE_SHARE = 0.1
 """A speed-up may fall by this share before its claim fails.
@@ -73,9 +71,6 @@ def judge_numerics(stated: Verdict, found: Verdict) -> Holds:
     if found.verdict == "unproven":
         return "unresolved"
     ranks: Sequence[str] = ("rejected", "drift", "equal at single steps", "equal")
-    return "holds" if ranks.index(found.verdict) >= ranks.index(_provable(stated)) else "fails"
-
-
-def _provable(stated: Verdict) -> str:
-    """Return the stated verdict, as far as a short proof can repeat it."""
-    return "rejected" if stated.verdict == "unproven" else stated.verdict
+    # as far as a short proof can repeat it
+    least = "rejected" if stated.verdict == "unproven" else stated.verdict
+    return "holds" if ranks.index(found.verdict) >= ranks.index(least) else "fails"

@@ -21,9 +21,9 @@ from autoprec.core.profile import (
     TaskRecord,
     without_speeds,
 )
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.speed.noise import Ratio
 from tests.core.example_profile import PROFILE
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoprec.core.profile_diff import Difference, compare_profiles
+from autoprec.core.profile.diff import Difference, compare_profiles
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Distributed
-from autoprec.core.speed.noise import Ratio
 from tests.fuzz.example import FULL, PLAIN_FLOAT32
 
 

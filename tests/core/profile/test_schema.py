@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.core.profile_schema import profile_schema
+from autoprec.core.profile.schema import profile_schema
 from autoprec.core.recipe import Distributed
 from autoprec.errors import ProfileError
 from autoprec.profiles import parse_profile, to_mapping

@@ -2,10 +2,8 @@
 
 These are the rules of `autoprec check` and of `apply_profile`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import Policy
@@ -130,26 +128,17 @@ def minor_version(version: str) -> str:
     return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which of several profiles fits best, and why the others do not."""
+def select_profile(fits: Mapping[str, Fit]) -> str | None:
+    """Return the name of the matching profile with the fewest warnings; ties go to the first name.
 
-    name: str | None
-    reasons: Mapping[str, str] = field(default_factory=dict)
-
-
-def select_profile(fits: Mapping[str, Fit]) -> Selection:
-    """Choose the matching profile with the fewest warnings; ties go to the first name.
-
-    One whose tuning was inconclusive is chosen only where no other matches.
+    One whose tuning was inconclusive is chosen only if no other matches.
     """
     matching = sorted(
         (bool(fit.inconclusive), len(fit.warnings), name)
         for name, fit in fits.items()
         if fit.matches
     )
-    reasons = {name: "; ".join(fit.problems) for name, fit in fits.items() if not fit.matches}
-    return Selection(matching[0][-1] if matching else None, reasons)
+    return matching[0][-1] if matching else None
 
 
 def carry_over(

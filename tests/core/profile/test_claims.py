@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.profile_claims import (
+from autoprec.core.profile.claims import (
     CHANGE_SHARE,
     Claim,
     Verification,
     judge_numerics,
     judge_speedup,
 )
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 
 STATED = Ratio(2.0, 1.9, 2.1, 6)
 LEAST = 1.9 * (1 - CHANGE_SHARE)

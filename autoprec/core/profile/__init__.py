@@ -7,14 +7,11 @@ baseline whatever its batch. Reading and writing files is `autoprec.profiles`' w
 values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal
 
-from autoprec.core.batch_choice import BatchChoice
 from autoprec.core.codec import bounded
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
@@ -23,12 +20,36 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import times
 from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_batch_of, describe_recipe, describe_settings
 from autoprec.core.speed.attribution import Part, baseline_at_batch_of, describe_parts
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
+
+_MOST = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchChoice:
+    """Batches, each of a whole update: the baseline's and the chosen recipe's; what decided.
+
+    `rule` is the setting `batch`. Of the trials of the recipe's policy, `knee` is the smallest
+    batch within 2 % of the most samples a second that the loader feeds, `fits` the largest that ran
+    (None: nothing but one batch was to be tried). `loader_feeds` is in samples a second, by the
+    loader's own time at the chosen batch (None: it takes none). `noise_scale` is the
+    gradient's, as the proof's float32 training showed it.
+    """
+
+    yours: int = bounded(low=1, high=_MOST)
+    chosen: int = bounded(low=1, high=_MOST)
+    rule: str = "knee"
+    knee: int | None = bounded(default=None, low=1, high=_MOST)
+    fits: int | None = bounded(default=None, low=1, high=_MOST)
+    loader_feeds: float | None = bounded(default=None, low=0.0, high=1e15)
+    noise_scale: NoiseScale | None = None
+
 
 SCHEMA: Literal[3] = 3
 """The format that is written."""

@@ -1,7 +1,5 @@
 """What `autoprec probe` answers, as one frozen value: devices, frameworks, notes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from autoprec.core.device.facts import DeviceFacts

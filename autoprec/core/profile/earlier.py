@@ -1,14 +1,12 @@
 """Reads profiles of schemas 1 and 2 for what their ratios meant."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autoprec.core.codec import DecodeError, from_plain
 from autoprec.core.profile import NOT_COMPARED, SCHEMA, Profile
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.ratio import Ratio
 
 EARLIER = (1, 2)
 """The schemas of earlier versions."""

@@ -1,7 +1,5 @@
 """Compares two profiles: what differs in recipe, device, software, task and claims."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

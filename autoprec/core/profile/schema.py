@@ -1,10 +1,4 @@
-"""Writes the JSON Schema (draft-07) of a dataclass as `core.codec` reads it.
-
-The schema says no more than the loader checks, and hardly less: a file that the schema refuses, the
-loader refuses too. The reverse does not hold, for some checks compare fields.
-"""
-
-from __future__ import annotations
+"""The JSON Schema of a profile file."""
 
 import collections.abc
 import dataclasses
@@ -15,6 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from autoprec.core.codec import range_of
+from autoprec.core.profile import Profile
+from autoprec.core.recipe import KNOBS, Knob, Recipe
 
 _SCALARS: Mapping[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
@@ -94,3 +90,24 @@ class _Writer:
                 self.definitions[kind.__name__] = self.dataclass(kind)
             return {"$ref": f"#/definitions/{kind.__name__}"}
         raise TypeError(f"{kind} given, which has no schema")
+
+
+def profile_schema() -> dict[str, Any]:
+    """Return the schema (draft-07) of what `save_profile` writes."""
+    knobs = {
+        "type": "object",
+        "properties": {name: _knob(knob) for name, knob in KNOBS.items()},
+        "additionalProperties": False,
+    }
+    return json_schema(Profile, "autoprec profile", {(Recipe, "knobs"): knobs})
+
+
+def _knob(knob: Knob) -> dict[str, Any]:
+    if knob.values:
+        return {"enum": list(knob.values), "description": knob.meaning}
+    return {
+        "type": "integer",
+        "minimum": knob.low,
+        "maximum": knob.high,
+        "description": knob.meaning,
+    }
