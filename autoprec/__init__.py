@@ -7,6 +7,8 @@
 Importing this package imports no framework: every name below is loaded when it is first used.
 """
 
+from __future__ import annotations
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -18,6 +18,8 @@
 A message says what was given, what was expected, and how to fix it. Nothing here imports anything.
 """
 
+from __future__ import annotations
+
 
 class AutoprecError(Exception):
     """Base of every error autoprec raises on purpose."""

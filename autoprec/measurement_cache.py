@@ -4,6 +4,8 @@ A device's file is named after its fingerprint, the framework that timed it and 
 it is never read for another. An unreadable file is left out with a note, never an error.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

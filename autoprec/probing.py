@@ -1,5 +1,7 @@
 """Probes the machine, and measures its devices: what `probe`, `tune` and `check` start from."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,5 +1,7 @@
 """Explains the keys of a profile to its readers, by comments next to the keys."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 

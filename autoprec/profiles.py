@@ -3,6 +3,8 @@
 The format is `core.profile.Profile` as YAML. Nothing in a file is run, and no path in it is opened.
 """
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,8 @@
 None of them is imported: the run that the caller passes says which it is, and does the work.
 """
 
+from __future__ import annotations
+
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

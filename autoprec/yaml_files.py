@@ -7,6 +7,8 @@ limits on size, depth and count, so that no input takes long. Writing is atomic:
 old file or the new one.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import os

@@ -4,6 +4,8 @@ Data goes to stdout, messages to stderr. Each subcommand is a module with `add_p
 and `run(arguments) -> int`; it imports what is slow inside `run`, so that `--help` stays fast.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import os

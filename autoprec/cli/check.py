@@ -1,5 +1,7 @@
 """`autoprec check`: whether a profile fits this device and software, and if not, why."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from typing import Any

@@ -1,5 +1,7 @@
 """`autoprec diff`: what differs between two profiles."""
 
+from __future__ import annotations
+
 import argparse
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`autoprec export`: a profile as settings of tools that it cannot be attached to."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """`autoprec fleet`: what the profiles of several device types say together."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
 from typing import Any

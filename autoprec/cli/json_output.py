@@ -1,5 +1,7 @@
 """What `--json` prints: a result on stdout, as JSON."""
 
+from __future__ import annotations
+
 import json
 import sys
 

@@ -1,5 +1,7 @@
 """`autoprec probe`: what the devices here are, which precisions they support, and why."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from typing import Any

@@ -1,5 +1,7 @@
 """`autoprec report`: a profile, or several, as a page to look at."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from pathlib import Path

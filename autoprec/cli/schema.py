@@ -1,5 +1,7 @@
 """`autoprec schema`: the JSON Schema of profile files, for editors and CI."""
 
+from __future__ import annotations
+
 import argparse
 import json
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Options of the command line, made from the settings that a tuning has."""
 
+from __future__ import annotations
+
 import argparse
 from functools import partial
 from typing import Any

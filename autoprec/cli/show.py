@@ -1,5 +1,7 @@
 """`autoprec show`: a profile on the terminal, for a person."""
 
+from __future__ import annotations
+
 import argparse
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`autoprec studies`: the trials that tunings keep, so that they can be resumed."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import sys

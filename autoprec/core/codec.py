@@ -10,6 +10,8 @@ Supported: dataclasses, str, int, float, bool, None, StrEnum, Literal, X | Y, tu
 frozenset[X], Mapping[str, X], paths (as text) and object (any plain value).
 """
 
+from __future__ import annotations
+
 import collections.abc
 import dataclasses
 import difflib

@@ -4,6 +4,8 @@ Only the policy, the batch and a few switches have a setting elsewhere. Islands,
 the loss scale's rule have none: what was proven and timed is the whole recipe.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

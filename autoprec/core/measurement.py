@@ -4,6 +4,8 @@ Units are in the names: seconds, bytes, samples. A `Measurement` is one trial's 
 is what preflight learned of the task before any recipe was tried.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """Ratios, shares, rates and times in words: one number has the same digits in every report."""
 
+from __future__ import annotations
+
 import math
 
 

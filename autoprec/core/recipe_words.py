@@ -1,5 +1,7 @@
 """Recipes in words: complete, in short, and by what they set; every report takes them from here."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue, Recipe, is_default_communication

@@ -4,6 +4,8 @@ Step times are skewed: intervals of a median come from order statistics (the sig
 for any distribution.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache

@@ -1,5 +1,7 @@
 """What a training that is checked while it goes on is told: what to do about a fault, how often."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from autoprec.errors import UsageError

@@ -5,6 +5,8 @@ tuning that is lost with its worker or its node begins again where its journal e
 node or on another of its type.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -7,6 +7,8 @@ As a program (`python -m autoprec.fleet.node FILE`) it answers the request in a 
 stdout, and ends when its stdin does: its driver is gone then.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal

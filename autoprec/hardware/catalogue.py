@@ -5,6 +5,8 @@ title, source, peaks, measured ratios and memory bandwidth. Knowledge of hardwar
 files, not here. Users' own files, in a folder of theirs, add rows and replace none.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping

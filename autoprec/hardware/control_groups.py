@@ -4,6 +4,8 @@ Version 2 first (the process's own group and every group above it), then version
 Source: Linux kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,6 +5,8 @@ be read is None or empty: the probe decides what that means.
 Nothing here uses a network or imports a framework.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import importlib.util

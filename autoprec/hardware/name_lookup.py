@@ -3,6 +3,8 @@
 A device that is not in this machine is known from the catalogue only; its observation says so.
 """
 
+from __future__ import annotations
+
 import difflib
 import re
 from collections.abc import Iterable

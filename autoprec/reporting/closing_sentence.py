@@ -1,5 +1,7 @@
 """The sentence that ends a tuning: how much faster than what, and why."""
 
+from __future__ import annotations
+
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import percent, rate_number, times

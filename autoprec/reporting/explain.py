@@ -5,6 +5,8 @@ Reads what `Tracer.unit_magnitudes` measured; decides nothing. Magnitudes are ex
 are compared with float16's range: bfloat16 has float32's range, which is never the reason there.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -4,6 +4,8 @@ The library names a setting as `time_limit`, or with its value as `device=cpu`; 
 `--time-limit` is told of that.
 """
 
+from __future__ import annotations
+
 import re
 
 _SETTING = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")

@@ -1,5 +1,7 @@
 """A cluster on the terminal: its tunings, their results, and `autoprec fleet status`."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import TextIO

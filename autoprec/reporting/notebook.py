@@ -1,5 +1,7 @@
 """A tuning in a notebook: one line that is updated, and removed when the tuning has ended."""
 
+from __future__ import annotations
+
 import html
 import sys
 import time

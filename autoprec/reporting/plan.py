@@ -1,5 +1,7 @@
 """`autoprec tune --plan`: what would be tried on a device, and what to expect of it."""
 
+from __future__ import annotations
+
 from functools import partial
 
 from rich.console import Console

@@ -3,6 +3,8 @@
 Names and notes come from drivers and files; they are shown as text, never as markup.
 """
 
+from __future__ import annotations
+
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel

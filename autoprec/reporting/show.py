@@ -1,5 +1,7 @@
 """A profile in a few lines of text: recipe, gain, verdict, if it holds, what to know of it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from autoprec.core.profile import Profile

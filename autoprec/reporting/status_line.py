@@ -5,6 +5,8 @@ takes 200 steps or a minute. Comparison and confirmation open a session for a fe
 take turns; on a CPU each round of the confirmation does so in new processes.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """The tables of `autoprec studies`: a row for each study, and the trials of one."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What reports print with: a console, a line, a table. Foreign text cannot control a terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 

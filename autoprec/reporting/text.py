@@ -1,5 +1,7 @@
 """Small texts shared by reports: stages, rates and sizes in words; untrusted text made safe."""
 
+from __future__ import annotations
+
 from autoprec.core.number_words import rate_number
 from autoprec.core.speed.trial_results import Status
 from autoprec.reporting.flags import with_flags

@@ -3,6 +3,8 @@
 Events are values; the listener decides what to show. Tuning itself prints nothing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,6 +7,8 @@ chosen is infeasible and has the worst value, 0; what the search set aside is pr
 intermediate value.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

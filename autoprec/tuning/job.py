@@ -1,5 +1,7 @@
 """One tuning's job: what every stage needs to know, fixed before the first one starts."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Callable, Mapping

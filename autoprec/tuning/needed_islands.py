@@ -4,6 +4,8 @@ So a policy whose plain recipe raises is searched with those modules in float32,
 run it, and the proof begins with them. What was found is kept in the study.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

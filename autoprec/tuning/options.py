@@ -3,6 +3,8 @@
 A new one is a field here and nothing else: see settings.py for what follows from it.
 """
 
+from __future__ import annotations
+
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping

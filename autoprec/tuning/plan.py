@@ -3,6 +3,8 @@
 Nothing is written, and no lock is taken: a plan can be made on any machine.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

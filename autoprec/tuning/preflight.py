@@ -1,5 +1,7 @@
 """Preflight: one float32 step in a worker, and what is known of the device before the search."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,6 +3,8 @@
 A rank is a process with one device of its own; on a CPU the ranks share the processors.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 

@@ -4,6 +4,8 @@ Fresh runs of the unchanged script, switched off (AUTOPREC=off: float32, at the 
 with its profile, take turns. Each ends after its first updates. Recipes are never chosen by this.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math

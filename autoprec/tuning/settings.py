@@ -5,6 +5,8 @@ in docs/reference.md, what is refused and in which words, and whether another va
 study. The settings themselves are in options.py.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import numbers
 import typing

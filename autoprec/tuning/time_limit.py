@@ -4,6 +4,8 @@ One absolute deadline is handed through all stages, so that the time one stage u
 next. A stage checks it between two trials, runs or rounds; work in progress is not interrupted.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable

@@ -5,6 +5,8 @@ the study as well, so that a stopped tuning resumes where it stopped. Decisions 
 workers measure.
 """
 
+from __future__ import annotations
+
 import contextlib
 import tempfile
 import time

@@ -1,5 +1,7 @@
 """Verifies a profile: its recipe and float32 timed in alternation again, and a short proof."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 

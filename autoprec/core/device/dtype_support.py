@@ -4,6 +4,8 @@ A catalogue row says it, a probed feature proves or disproves it, and a measured
 overrides both.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence

@@ -1,5 +1,7 @@
 """What is known of a device: observation, catalogue and measurements merged (see `merging`)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

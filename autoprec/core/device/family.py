@@ -3,6 +3,8 @@
 Nothing here knows a device by its name: the rows are data (`profiles/devices/`).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

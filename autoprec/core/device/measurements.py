@@ -1,5 +1,7 @@
 """What timing a device gave: the rates of its matrix products and of a large copy."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
 from autoprec.core.codec import bounded

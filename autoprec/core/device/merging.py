@@ -3,6 +3,8 @@
 Measured beats probed beats catalogue.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from autoprec.core.device.dtype_support import measured_support, probed_support

@@ -3,6 +3,8 @@
 Nothing here looks at a machine or a file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum

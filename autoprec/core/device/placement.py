@@ -8,6 +8,8 @@ that exchange gradients look for the peers' devices, too. oneAPI has no variable
 identifier: of several Intel GPUs a child is told which one to look for.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -5,6 +5,8 @@ the table's "why" and the profile's refusals all read the same values. Nothing h
 by name: it reads `DeviceFacts` alone.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

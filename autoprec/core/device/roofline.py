@@ -7,6 +7,8 @@ known: the update writes and reads every gradient and every weight, and what the
 of the forward pass is written and read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,6 +4,8 @@ Memory counts as the same within what `profile_fit` accepts without a warning, f
 model rarely report the same number of bytes.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 from collections import Counter

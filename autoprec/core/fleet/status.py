@@ -3,6 +3,8 @@
 Their ages, where their software differs, what a price buys, and which should be verified again.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -4,6 +4,8 @@ Ranks on mixed devices each take the profile of their own. If they compute, scal
 differently, training goes wrong or waits for ever, and no rank can tell by itself.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,6 +4,8 @@ The effective batch, `batch_size * accumulation_steps * world_size`, is what the
 chosen for and what the proof covers; how it is split is a matter of speed alone.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from autoprec.core.recipe import Distributed, Recipe

@@ -14,6 +14,8 @@ only when the recipes next to the fastest one were tried. A rate well below the 
 gets little weight: another process may have slowed it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,6 +4,8 @@ All in one place, each with where it comes from: they depend on each other, and 
 stage spends for less than another would is a second too many.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

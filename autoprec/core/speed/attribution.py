@@ -5,6 +5,8 @@ on the way are timed in alternation. So the parts multiply to the whole: the gai
 measured at the chosen batch, that of the batch in float32.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

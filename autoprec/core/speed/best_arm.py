@@ -10,6 +10,8 @@ race is over when the leader is alone. That takes three rounds on a quiet machin
 one, and fewer for recipes whose steps take seconds.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -5,6 +5,8 @@ communication. That is measured with the baseline; where it is little, they are 
 reduction's dtype is tried in any case: it also halves what computing and memory pay for it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from autoprec.core.speed.space import Point, point_key

@@ -6,6 +6,8 @@ up to 65 % longer; numbers further apart than this mean that the machine changed
 recipe chosen by them would be chosen by luck.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

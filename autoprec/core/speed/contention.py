@@ -1,5 +1,7 @@
 """Decides whether what other processes used of the processors disturbed a measurement."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 BUSY_SHARE = 0.15

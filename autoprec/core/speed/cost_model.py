@@ -12,6 +12,8 @@ benchmark and kept wide: a policy may be five times faster or slower, a layout s
 than a third.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

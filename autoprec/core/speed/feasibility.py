@@ -1,5 +1,7 @@
 """Rules out points that cannot run, or cannot fit, given what was measured before."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 

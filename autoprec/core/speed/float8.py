@@ -6,6 +6,8 @@ runs range from 1.35 times bfloat16's speed in wide layers to a quarter of it wi
 (torchao and llm-foundry's benchmarks, nanochat's log).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 
 from autoprec.core.device.facts import DeviceFacts

@@ -6,6 +6,8 @@ is the rate over that (Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for 
 Deep Learning", OSDI 2021). It holds for an optimizer whose learning rate is moved with the batch.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -7,6 +7,8 @@ the chosen recipe is measured in the confirmation, unless the baseline or the re
 that plain.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -5,6 +5,8 @@ is only tried; it stays in a recipe where it was measured to be faster, and what
 arithmetic is proven like any other recipe.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Mapping, Sequence
 

@@ -6,6 +6,8 @@ batches give a and c, and with them how far the throughput b / (a + c * b) is fr
 So it is with the loader, which may be slower than the step.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 

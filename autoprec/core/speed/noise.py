@@ -7,6 +7,8 @@ tests", 1963), which need a third fewer rounds than the median where errors are 
 have no such interval; Student's is theirs, with what is known of rounds elsewhere.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from itertools import combinations_with_replacement

@@ -6,6 +6,8 @@ recipe that was slower than all others predict runs along, if there is one: anot
 slowed it. A recipe runs where what it is expected to gain is worth the seconds of its rounds.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -8,6 +8,8 @@ for (gradients between ranks, float32 products everywhere) is a risk, so it is k
 gains beyond the noise.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

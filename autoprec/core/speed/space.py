@@ -5,6 +5,8 @@ turns it into the Recipe it stands for. Batch sizes here are micro-batches; with
 only those that divide it are in the space.
 """
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -8,6 +8,8 @@ they are. The gain by these bounds is the most that can be expected, because wha
 does takes its time under every policy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -3,6 +3,8 @@
 Times are in seconds.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

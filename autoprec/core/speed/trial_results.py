@@ -1,5 +1,7 @@
 """The outcomes of trials: which deserve a final, and which may have been disturbed."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 A probe takes a `Machine` and returns `Findings`; what it cannot read becomes a note.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from autoprec.core.device.observation import Observation

@@ -9,6 +9,8 @@ rocclr/device/rocm/rocdevice.cpp (`Device::init`) and rocclr/utils/flags.cpp (`F
 reads a variable that is set but empty as one blank).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,5 +1,7 @@
 """Apple silicon through sysctl: the CPU, and the GPU that Metal (kind mps) shows."""
 
+from __future__ import annotations
+
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.probe_result import Unusable
 from autoprec.hardware.machine import Machine

@@ -7,6 +7,8 @@ src/common/utils.cpp (ONEDNN_ goes before DNNL_, case does not matter, other val
 PyTorch, aten/src/ATen/native/DispatchStub.cpp; TensorFlow, TF_ENABLE_ONEDNN_OPTS.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from autoprec.core.device.observation import DeviceKind, Observation

@@ -5,6 +5,8 @@ Initialising CUDA takes memory on the GPU, changes the process for good and may 
 imported. Source: CUDA Driver API reference (cuda.h: CUdevice_attribute, CUuuid).
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import sys

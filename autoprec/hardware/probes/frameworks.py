@@ -4,6 +4,8 @@ A framework is detected by its package: distributions have many names (tensorflo
 The version is read from a file of the package, else from the distribution's metadata.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

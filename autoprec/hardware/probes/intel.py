@@ -10,6 +10,8 @@ Sources: torch/xpu/__init__.py (`_enum_zes_device_infos`); oneAPI Level Zero spe
 of bus 0); Linux kernel, drm/xe/xe_gt_freq.c ("tile0") and drm/i915/gt/sysfs_gt.c ("gt0").
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -10,6 +10,8 @@ Sources of the latter: NVIDIA driver README, "The /proc file system interface" a
 accelerated machine learning in WSL" (/dev/dxg, and libcuda in /usr/lib/wsl/lib).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,6 +3,8 @@
 Source: NVML API reference (nvmlReturn_t); pynvml raises an `NVMLError` whose `value` is that code.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass

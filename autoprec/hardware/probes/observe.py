@@ -1,5 +1,7 @@
 """Everything the probes find on a machine, in bounded time, whatever fails."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

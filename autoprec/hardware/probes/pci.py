@@ -1,5 +1,7 @@
 """PCI devices and visibility lists, shared by several probes; and what is seen on the bus alone."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

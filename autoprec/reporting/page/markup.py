@@ -1,5 +1,7 @@
 """Writes HTML. What comes from a profile is escaped; every number keeps its exact value."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any

@@ -1,5 +1,7 @@
 """A report: its sections, each made from a profile alone and empty if that has nothing to say."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path

@@ -4,6 +4,8 @@ Rivals are simpler recipes that may be chosen instead, because a setting is kept
 by itself. Parts attribute the speedup of the choice.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

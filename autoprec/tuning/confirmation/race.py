@@ -6,6 +6,8 @@ its settings, too, and in float32: which of them is chosen is decided by the sam
 the choice is, others tell (see `stage`).
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """Compares the confirmation's rounds with the search: results that contradict are not believed."""
 
+from __future__ import annotations
+
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe

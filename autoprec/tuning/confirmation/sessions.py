@@ -6,6 +6,8 @@ session is opened for its turn, warmed up, and closed again: a worker serves all
 freed memory or do not, with as many threads, which no process takes back.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import time

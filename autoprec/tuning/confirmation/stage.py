@@ -5,6 +5,8 @@ that a recipe was selected by would overstate its speed. The choice is that of t
 another recipe was proven than the one that won it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,5 +1,7 @@
 """Builds the profile from what the stages found: every claim with its number."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from datetime import UTC, datetime

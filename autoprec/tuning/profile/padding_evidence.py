@@ -1,5 +1,7 @@
 """What a profile says of dimensions that are not multiples of what the device wants."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from autoprec.core.number_words import times

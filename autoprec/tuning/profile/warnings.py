@@ -1,5 +1,7 @@
 """The warnings of a profile: what in a tuning the user should know or change."""
 
+from __future__ import annotations
+
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING
 from autoprec.core.recipe import Recipe

@@ -4,6 +4,8 @@ Each stage gives the evidence with more in it. What noise does is measured only 
 without it (`core.numerics.needed_noise`). Core judges; nothing here looks at a clock.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -4,6 +4,8 @@ Core proposes which modules to try next; here each proposal is proven, or run wh
 not even run without islands.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

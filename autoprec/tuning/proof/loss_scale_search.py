@@ -1,5 +1,7 @@
 """Tunes a float16 recipe's initial loss scale: measured, then confirmed by short trainings."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from autoprec.backends.protocol import Tracer

@@ -11,6 +11,8 @@ test fails without them. The tracer lives in a worker;
 only plain values come back.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable, MutableMapping, Sequence

@@ -4,6 +4,8 @@
 does to them), so that a second recipe costs less. It decides nothing: `recipe_proof` does.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Mapping, Sequence

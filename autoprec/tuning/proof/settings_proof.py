@@ -3,6 +3,8 @@
 A combination of settings is compared once in a tuning, in float32: every policy may use it then.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 

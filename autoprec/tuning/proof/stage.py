@@ -1,5 +1,7 @@
 """The proof stage: which recipes are worth a proof, and in which order."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """Proves each recipe once, in a worker: retries after faults, and stores the verdicts."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """The batch of the most goodput: found once the gradient's noise is known, then searched at."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """The search loop: ask for a point, measure it, tell the study, until acquisition says stop."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable, Sequence

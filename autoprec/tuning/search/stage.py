@@ -1,5 +1,7 @@
 """The search stage: the trials, and the baseline that fits."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 
 from autoprec.core.dtypes import Policy

@@ -1,5 +1,7 @@
 """The search space of a tuning: the recipes worth trying for one task on one device."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 from autoprec.backends import registry

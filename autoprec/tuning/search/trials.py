@@ -1,5 +1,7 @@
 """The trials of a search, looked up by recipe."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

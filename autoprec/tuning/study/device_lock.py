@@ -1,5 +1,7 @@
 """Locks devices while a tuning measures on them: only one tuning at a time."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import stat

@@ -1,5 +1,7 @@
 """What tunings leave behind, in the cache or elsewhere: trials and profiles; and removing them."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

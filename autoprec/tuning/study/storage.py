@@ -5,6 +5,8 @@ which Optuna skips but the next append would make unreadable for good: such a ta
 the file is opened. The lock is the kernel's (flock), so a dead process never keeps it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import hashlib

@@ -6,6 +6,8 @@ own in the same journal, and so does a changed space: trials of different spaces
 Optuna is imported when a study is opened, not before.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import importlib
