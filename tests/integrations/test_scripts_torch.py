@@ -244,6 +244,7 @@ def test_the_second_fit_is_served_and_a_swallowed_lack_of_memory_is_one(
     assert project.files() == project.before
 
 
+@pytest.mark.slow
 def test_transformers_train_is_served_also_of_a_subclass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
