@@ -14,6 +14,8 @@ _COMMENT_COLUMN = 44
 
 _COMMENTS = {
     "task.sha256": "of its code and of the modules next to it; comments do not count",
+    "task.arguments": "those that the script or the function was tuned with",
+    "task.at": "which of the script's calls that train; null: it is no script",
     "device.fingerprint": "what a profile is matched by",
     "device.fingerprint.core_quota": "CPU time a container may have, in processors; null: all",
     "device.fingerprint.partition": "of a divided GPU (MIG); '': a whole device",

@@ -88,7 +88,7 @@ def _fallback(
     how: Literal["measured", "rules"],
 ) -> tuple[Policy, str]:
     """Choose the policy for a device that no profile fits; return it and what to tell the user."""
-    tune_here = f"Run `autoprec tune {tuned.task.file}` here"
+    tune_here = f"Run `{tuned.task.tune_command()}` here"
     missing_kernels = backend.missing_kernels(address)
     by_rules = propose(distrust_native_support(facts, missing_kernels)).recommended
     if how == "rules":

@@ -83,8 +83,8 @@ def verify(
     device: str | None = None,
     rounds: int = Options.rounds,
     checkpoint: str | Path | None = None,
-    arguments: Sequence[str] = (),
-    at: int = 1,
+    arguments: Sequence[str] | None = None,
+    at: int | None = None,
     wait: bool = False,
     listener: Listener | None = None,
 ) -> Verification:
@@ -94,9 +94,9 @@ def verify(
     recipe and float32 are timed in alternation for `rounds`, twice as many where that decides
     nothing, and its first 30 steps at most are proven: from the weights in `checkpoint`, such as
     those of a training whose checks failed, or from new ones. A script runs with the `arguments`
-    and up to the call number `at` that its tuning had. Nothing is written. `listener` is called
-    with every event. Raises `ProfileMismatch` if the profile is for another device, and
-    as `tune` does for what is wrong with the task.
+    and up to the call number `at` of its tuning, unless others are given. Nothing is written.
+    `listener` is called with every event. Raises `ProfileMismatch` if the profile is for another
+    device, and as `tune` does for what is wrong with the task.
     """
     from autoprec.tuning import verification
     from autoprec.tuning.events import Note, silent
@@ -114,7 +114,13 @@ def verify(
     )
     check_device_choice(device, options.nproc)
     if not isinstance(task, TaskSource):
-        task = read_source(task or _task_of(made, profile), arguments=arguments, at=at)
+        known = made.task
+        task = read_source(
+            task or _task_of(made, profile),
+            arguments=known.arguments if arguments is None else arguments,
+            at=at or known.at or 1,
+            script=task is None and known.at is not None,
+        )
     listen = listener or silent
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     software, unusable = _software(machine, made)
@@ -133,16 +139,17 @@ def verify_script(
     profile: str | Path | Profile,
     script: str | Path | None = None,
     *,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[str] | None = None,
     rounds: int = ROUNDS,
     updates: int = UPDATES,
     listener: Listener | None = None,
 ) -> Verification:
     """Run a whole script with its profile and without, in turns; say whether it gains as stated.
 
-    The script applies the profile itself, and runs with these `arguments` for so many `updates`,
-    `rounds` times each. It writes what it writes until then, but for experiment trackers. Raises
-    `TaskError` where it fails, `UsageError` where it applies no profile.
+    The script applies the profile itself, and runs with these `arguments` (default: those of its
+    tuning) for so many `updates`, `rounds` times each. It writes what it writes until then, but for
+    experiment trackers. Raises `TaskError` where it fails, `UsageError` where it applies no
+    profile.
     """
     from autoprec.tuning.events import silent
     from autoprec.tuning.script_verification import ScriptJob
@@ -150,7 +157,9 @@ def verify_script(
 
     made = profile if isinstance(profile, Profile) else load_profile(profile)
     source = read_source(
-        script or str(_task_of(made, profile)).partition(":")[0], arguments=arguments, script=True
+        script or str(_task_of(made, profile)).partition(":")[0],
+        arguments=made.task.arguments if arguments is None else arguments,
+        script=True,
     )
     job = ScriptJob(
         source=source,

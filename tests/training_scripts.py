@@ -51,7 +51,12 @@ class Project:
     @property
     def started(self) -> int:
         """Return how often the script was started."""
-        return len(self.starts.read_text().splitlines()) if self.starts.exists() else 0
+        return self.said.count("started")
+
+    @property
+    def said(self) -> list[str]:
+        """Return what its starts wrote outside its folder, line by line."""
+        return self.starts.read_text().splitlines() if self.starts.exists() else []
 
     def line(self, text: str) -> int:
         """Return the number of the first line that holds `text`."""

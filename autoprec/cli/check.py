@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not fit.matches:
         instead = f"; until then {fit.instead}" if fit.instead else ""
         raise ProfileMismatch(
-            f"{arguments.profile} does not fit: {'; '.join(fit.problems)}. Run `autoprec tune "
-            f"{profile.task.file}` here{instead}"
+            f"{arguments.profile} does not fit: {'; '.join(fit.problems)}. Run "
+            f"`{profile.task.tune_command()}` here{instead}"
         )
     for warning in fit.warnings:
         print(f"warning: {warning}", file=sys.stderr)

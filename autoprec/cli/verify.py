@@ -19,7 +19,8 @@ _EXAMPLES = """\
 examples:
   autoprec verify model.profile.yaml                 # the task file next to it
   autoprec verify model.profile.yaml src/model.py
-  autoprec verify train.profile.yaml -- --lr 1e-3    # a script, with the arguments of its tuning
+  autoprec verify train.profile.yaml                 # a script, with the arguments of its tuning
+  autoprec verify train.profile.yaml -- --lr 1e-3    # with others
   autoprec verify --script train.profile.yaml        # whole runs of the script itself, in turns
   autoprec verify model.profile.yaml --json          # for CI
   autoprec verify model.profile.yaml --checkpoint last.pt   # at weights that trained for a while
@@ -55,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     from autoprec.cli.settings import add_setting
 
-    parser.set_defaults(at=1)
+    parser.set_defaults(at=None)
     parser.add_argument(
         "--script",
         action="store_true",
@@ -93,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     from autoprec.core.codec import to_plain
     from autoprec.reporting.text import printable
 
-    given = {**settings_given(arguments), "arguments": arguments.arguments, "listener": _show}
+    own = arguments.arguments or None  # None: those of the tuning
+    given = {**settings_given(arguments), "arguments": own, "listener": _show}
     left = [name for name in ("checkpoint", "wait") if name in given and arguments.script]
     if left:
         raise UsageError(f"--script runs the whole script, without `{left[0]}`: leave that out")

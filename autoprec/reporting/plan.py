@@ -47,7 +47,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
     for refusal in plan.proposal.refusals:
         say(f"  {refusal.candidate} refused: {refusal.reason}", "dim")
-    batch = "" if task.batch_size is None else f", BATCH_SIZE = {task.batch_size}"
+    batch = "" if task.batch_size is None else f", batch {task.batch_size}"
     say(f"  {task.framework} model of {task.parameters:,} parameters{batch}")
     say(f"  {_search(plan)}")
     if plan.figures:

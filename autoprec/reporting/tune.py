@@ -149,7 +149,7 @@ class Terminal:
         facts = event.facts
         self._weights_in = facts.weights_in
         resumed = f"; resuming after {event.resumed} finished trials" if event.resumed else ""
-        batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
+        batch = "" if facts.batch_size is None else f", batch {facts.batch_size}"
         self._say(
             f"  {facts.framework} model of {facts.parameters:,} parameters{batch}; "
             f"at most {event.points} recipes to try{resumed}"

@@ -168,8 +168,8 @@ def _batch_size_hint(batch: int, message: str) -> str:
     if not re.search(rf"\b{batch}\b", message):
         return ""
     return (
-        f". The task file sets no BATCH_SIZE, so a batch of {batch} was tried: where the model "
-        "runs at one batch size only, set BATCH_SIZE to that"
+        f". The task names no batch, so a batch of {batch} was tried: where the model runs at "
+        "one batch size only, name that: BATCH_SIZE in a task file, else `batch`"
     )
 
 

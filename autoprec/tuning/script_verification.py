@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from autoprec.core.codec import to_plain
-from autoprec.core.number_words import percent
+from autoprec.core.number_words import milliseconds, percent
 from autoprec.core.profile import Profile
 from autoprec.core.profile.claims import Claim, Verification, judge_speedup
 from autoprec.core.speed.noise import paired_ratio
@@ -103,6 +103,15 @@ def _notes(job: ScriptJob, off: Sequence[RecordedRun], on: Sequence[RecordedRun]
             f"the loader takes {percent(share)} of an update with the profile, which no recipe "
             "makes faster: give it more workers"
         )
+    step = job.profile.evidence.chosen.step_seconds
+    update = median([run.seconds for run in on])
+    own = update - step - median([run.loader_seconds for run in on])
+    if step and own >= _LIMITING_SHARE * update:
+        found.append(
+            f"an update with the profile takes {milliseconds(update)}, and the step that was tuned "
+            f"took {milliseconds(step)}: no recipe makes the script's logging, callbacks and other "
+            "work faster"
+        )
     return found
 
 
@@ -166,9 +175,14 @@ def _run(job: ScriptJob, *, switched_off: bool) -> RecordedRun:
         found = RecordedRun(
             **{**said, **{each: tuple(said[each]) for each in ("losses", "profiles")}}
         )
+    if found.ended and not found.updates:
+        raise TaskError(
+            f"{job.source.name} ended, and no update of it was seen: those that a PyTorch "
+            "optimizer's step() makes are, and those of Keras's fit"
+        )
     if found.ended:
         raise TaskError(
-            f"{job.source.name} ended after {len(found.losses)} updates, expected "
+            f"{job.source.name} ended after {found.updates} updates, expected "
             f"{job.updates} or more: give fewer as `updates`"
         )
     return found

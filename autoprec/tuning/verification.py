@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from autoprec.core.numerics.proof_steps import SHORT_STEPS
 from autoprec.core.numerics.reference_recipe import is_exact, is_reference
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.profile import Gain, Profile
+from autoprec.core.profile import Gain, Profile, TaskRecord
 from autoprec.core.profile.claims import Claim, Verification, judge_numerics, judge_speedup
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
@@ -30,6 +31,7 @@ from autoprec.tuning.tuner import lock, with_memory
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
 from autoprec.workers.task_digest import source_digest, whole_digest
+from autoprec.workers.task_source import TaskSource
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,7 @@ def _changes(job: TuningJob, profile: Profile, fingerprint: str) -> tuple[str, .
         source_digest(job.task, fingerprint),
         whole_digest(job.task.path),
     ):
-        how = "" if job.task.plain else ", or the arguments or files that it was given,"
-        found.append(f"{job.task.name}{how} has changed since this profile was made")
+        found.append(_how_it_changed(job.task, profile.task))
     started = profile.evidence.checkpoint
     if started is not None and job.checkpoint != started:
         found.append(
@@ -99,6 +100,21 @@ def _changes(job: TuningJob, profile: Profile, fingerprint: str) -> tuple[str, .
             "`checkpoint` to prove it from there again"
         )
     return tuple(found)
+
+
+def _how_it_changed(task: TaskSource, tuned: TaskRecord) -> str:
+    """Say in which way a task is another one than the one that was tuned."""
+    here = _run_in_words(task.arguments, task.at)
+    then = _run_in_words(tuned.arguments, tuned.at or 1)
+    if not task.plain and here != then:
+        return f"{task.name} runs {here}, and this profile was tuned {then}"
+    how = "" if task.plain else ", or a file that it reads,"
+    return f"{task.name}{how} has changed since this profile was made"
+
+
+def _run_in_words(arguments: Sequence[str], at: int) -> str:
+    said = f"with the arguments {shlex.join(arguments)}" if arguments else "without arguments"
+    return said if at == 1 else f"{said} up to its training number {at}"
 
 
 def _time_again(

@@ -37,6 +37,7 @@ from autoprec.errors import TaskError, UsageError
 from autoprec.workers.captured_task import describe_captured, fingerprint_of, optimizer_of
 from autoprec.workers.factory import load_source
 from autoprec.workers.parked_script import ReachedCall, ServeHere, run_script
+from autoprec.workers.read_files import ReadFiles
 from autoprec.workers.task_source import TaskSource
 
 #: What the task's tracer is asked for, which is told under the same names.
@@ -93,26 +94,41 @@ class Service:
         place: RankPlace | None = None,
     ) -> LoadedTask:
         """Run the task file, or the script up to its training, and find the framework."""
-        weights = None if checkpoint is None else Path(checkpoint)
-        if source.script:
-            self._report("script", 0)
-            run_script(
-                source,
-                self._serve_here,
-                lambda call: self._take(
-                    replace(call.task(), checkpoint=weights, place=place), device, call
-                ),
-            )
-        self._report("load", 0)
-        began = time.monotonic()
-        task = replace(load_source(source), checkpoint=weights, place=place)
+        more: dict[str, Any] = {
+            "checkpoint": None if checkpoint is None else Path(checkpoint),
+            "place": place,
+        }
         if source.plain:
-            return self._take(task, device)
-        seconds = time.monotonic() - began
-        return self._take(task, device, ReachedCall(source.name, "", seconds, lambda: task))
+            self._report("load", 0)
+            return self._take(replace(load_source(source), **more), device)
+        with ReadFiles(source) as files:
+            if source.script:
+                self._report("script", 0)
+                run_script(
+                    source,
+                    self._serve_here,
+                    lambda call: self._take(replace(call.task(), **more), device, call, files),
+                )
+            self._report("load", 0)
+            began = time.monotonic()
+            task = replace(load_source(source), **more)
+            call = ReachedCall(source.name, "", time.monotonic() - began, lambda: task)
+            return self._take(task, device, call, files)
 
-    def _take(self, task: Task, device: str, call: ReachedCall | None = None) -> LoadedTask:
-        """Take the task to serve it, and say what the tuner learns of it."""
+    def _take(
+        self,
+        task: Task,
+        device: str,
+        call: ReachedCall | None = None,
+        files: ReadFiles | None = None,
+    ) -> LoadedTask:
+        """Take the task to serve it, and say what the tuner learns of it.
+
+        `files` are those that were read to make it.
+        """
+        if files is not None:
+            files.end()
+        read = "" if files is None else files.digest()
         self._report("build", 0)
         model = task.build_model()
         name = registry.owner(model)
@@ -136,7 +152,7 @@ class Service:
             trains_on=tuple(backend.trains_on()),
             built_for=tuple(backend.built_for()),
             notes=worker_process.notes(),
-            **({} if call is None else _what_was_found(call, task, model)),
+            **({} if call is None else _what_was_found(call, task, model, read)),
         )
 
     def describe(self, *, batch_size: int, seed: int) -> TaskFacts:
@@ -227,11 +243,11 @@ class Service:
         return self._task, self._backend
 
 
-def _what_was_found(call: ReachedCall, task: Task, model: Any) -> dict[str, Any]:
+def _what_was_found(call: ReachedCall, task: Task, model: Any, read: str) -> dict[str, Any]:
     optimizer = optimizer_of(task, model)
     return {
         "found": f"{call.said}, {describe_captured(task, optimizer)}",
-        "fingerprint": fingerprint_of(task, model, optimizer, call.made_by),
+        "fingerprint": fingerprint_of(task, model, optimizer, call.made_by + read),
         "start_seconds": call.seconds,
     }
 

@@ -24,7 +24,7 @@ from typing import Any
 class RecordedRun:
     """The first updates of one run: the seconds of one, its loader's part of them, all losses.
 
-    `profiles` are what the script applied, `ended` says that it ended by itself before.
+    `profiles` are what the script applied, `ended` says that it ended by itself after `updates`.
     """
 
     seconds: float
@@ -32,6 +32,7 @@ class RecordedRun:
     losses: tuple[float, ...]
     profiles: tuple[str, ...] = ()
     ended: bool = False
+    updates: int = 0
 
 
 @dataclass
@@ -70,15 +71,17 @@ class _Recorder:
         """Return after how many updates timing begins: before, kernels are chosen and compiled."""
         return max(1, self.updates // 4)
 
-    def update(self, loss: Any = None) -> None:
-        """Note the end of an update."""
-        self.losses.append(self._loss if loss is None else loss)
+    def update(self, loss: Any = None, count: int = 1) -> None:
+        """Note the end of an update, or of several that ran as one."""
+        before = len(self.losses)
+        self.losses += [self._loss if loss is None else loss] * count
         self._loss = None
-        if len(self.losses) in (self.warm_up, self.updates):
+        over = len(self.losses) >= self.updates
+        if over or before < self.warm_up <= len(self.losses):
             _wait_for_device()
-        self.times.append(time.perf_counter())
-        self.waits.append(self._waited)
-        if len(self.losses) == self.updates:
+        self.times += [time.perf_counter()] * count
+        self.waits += [self._waited] * count
+        if over:
             self.write(ended=False)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -86,14 +89,15 @@ class _Recorder:
 
     def write(self, *, ended: bool) -> None:
         """Write what was recorded, as the fields of `RecordedRun`."""
-        timed = len(self.times) - self.warm_up
         first = self.warm_up - 1
+        timed = sum(each > self.times[first] for each in self.times[first:])
         said = {
             "seconds": (self.times[-1] - self.times[first]) / timed if timed > 0 else 0.0,
             "loader_seconds": (self.waits[-1] - self.waits[first]) / timed if timed > 0 else 0.0,
             "losses": [float(each) for each in self.losses if each is not None],
             "profiles": sorted(set(self.profiles)),
             "ended": ended,
+            "updates": len(self.losses),
         }
         self.write_to.write_text(json.dumps(said), encoding="utf-8")
 
@@ -144,15 +148,27 @@ class _Recorder:
         original = module.Model.fit
 
         @functools.wraps(original)
-        def fit(*args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
-            def note(batch: int, logs: Any) -> None:
-                self.update((logs or {}).get("loss"))
+        def fit(model: Any, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
+            keras = importlib.import_module("keras")
+            seen = 0
+
+            def made() -> int:
+                return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+
+            def begin(logs: Any) -> None:
+                nonlocal seen
+                seen = made()
+
+            def note(batch: int, logs: Any) -> None:  # a batch is a part of an update, or several
+                nonlocal seen
+                count, seen = made() - seen, made()
+                if count:
+                    self.update((logs or {}).get("loss"), count)
 
             held = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
             own = [each for each in held if each is not None]
-            callbacks_of = importlib.import_module("keras.callbacks")
-            added = callbacks_of.LambdaCallback(on_train_batch_end=note)
-            return original(*args, callbacks=[*own, added], **kwargs)
+            added = keras.callbacks.LambdaCallback(on_train_begin=begin, on_train_batch_end=note)
+            return original(model, *args, callbacks=[*own, added], **kwargs)
 
         module.Model.fit = fit
 
@@ -180,13 +196,17 @@ def main() -> None:
     if importlib.util.find_spec("autoprec") is None:
         sys.path.append(str(Path(__file__).parents[2]))
     from autoprec.core.codec import from_plain
+    from autoprec.errors import UserCodeError
     from autoprec.workers.parked_script import run_as_main
     from autoprec.workers.task_source import TaskSource
 
     settings = json.loads(sys.argv[1])
     recorder = _Recorder(settings["updates"], Path(settings["write_to"]))
     recorder.install()
-    run_as_main(from_plain(TaskSource, settings["source"]))
+    try:
+        run_as_main(from_plain(TaskSource, settings["source"]))
+    except UserCodeError as error:
+        sys.exit(f"{error.frames}{error}")
     recorder.write(ended=True)
 
 

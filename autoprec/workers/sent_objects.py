@@ -34,8 +34,8 @@ _DEEPEST = 12
 def sent(objects: Any, folder: Path | None) -> Iterator[Path]:
     """Write objects to a file below `folder` (None: a temporary one) while the context is open.
 
-    The file's name is theirs, its place is said by their content. Raises `UsageError` for what
-    cannot travel.
+    The file's name is theirs, its place is said by their content; tunings of the same objects share
+    it, and the last of them deletes it. Raises `UsageError` for what cannot travel.
     """
     name = name_of(objects)
     content = _dumped(name, objects)
@@ -43,22 +43,58 @@ def sent(objects: Any, folder: Path | None) -> Iterator[Path]:
         place = Path(tempfile.mkdtemp(prefix="autoprec-"))
     else:
         place = folder / "objects" / hashlib.sha256(content).hexdigest()[:12]
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = place / f"{name}{SENT}"
-    if path.exists() and path.read_bytes() == content:  # of another tuning, which needs it
-        yield path
-        return
+    handle = _held(path, content)
     try:
-        with open(path, "wb", opener=_for_this_user) as file:
-            file.write(content)
         yield path
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        if _locked(handle, alone=True):
+            shutil.rmtree(place, ignore_errors=True)
+        os.close(handle)
 
 
-def _for_this_user(path: str, flags: int) -> int:
-    """Open a file that others cannot read, and follow no link."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+def _held(path: Path, content: bytes) -> int:
+    """Write a file unless it is there; return a descriptor that keeps others from deleting it."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # where another tuning has just deleted it
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            if _locked(handle, alone=True):
+                _write(handle, path, content)
+            _locked(handle, alone=False)
+            if os.path.samestat(path.stat(), os.fstat(handle)):
+                return handle
+
+
+def _write(handle: int, path: Path, content: bytes) -> None:
+    """Write what a file should hold, unless it does; leave none behind that was not written."""
+    try:
+        with open(handle, "r+b", closefd=False) as file:
+            if file.read() != content:
+                file.seek(0)
+                file.truncate()
+                file.write(content)
+    except BaseException:
+        shutil.rmtree(path.parent, ignore_errors=True)
+        raise
+
+
+def _locked(handle: int, *, alone: bool) -> bool:
+    """Lock a file, with others who use it or `alone`; say whether it is locked so.
+
+    Others are waited for only while they write.
+    """
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def receive(path: Path) -> Any:

@@ -116,15 +116,28 @@ def _split(given: str | Path) -> tuple[str | Path, str | None]:
 
 
 def _is_task_file(path: Path) -> bool:
-    """Say whether a file is meant as a task file: both names are its own, or it trains nothing."""
+    """Say whether a file is meant as a task file: both functions are its own, or it trains nothing.
+
+    One whose build_data takes no batch size, and that trains, is a script.
+    """
     own, imported = _bound_names(path, set())
     found = [_similar(wanted, own) for wanted in _OF_A_TASK_FILE]
-    if all(found) or not any((*found, *(_similar(each, imported) for each in _OF_A_TASK_FILE))):
-        return all(found)
+    if not any((*found, *(_similar(each, imported) for each in _OF_A_TASK_FILE))):
+        return False
     tree = parsed(path)
     nodes = () if tree is None else nodes_of(tree)
+    if all(found) and not any(map(_takes_no_batch, nodes)):
+        return True
     called = {ast.unparse(each.func) for each in nodes if isinstance(each, ast.Call)}
     return not {name.rpartition(".")[2] for name in called} & _TRAINING_CALLS
+
+
+def _takes_no_batch(node: ast.AST) -> bool:
+    """Say whether code defines a build_data that no batch size can be given to."""
+    if not isinstance(node, ast.FunctionDef) or node.name != "build_data":
+        return False
+    given = node.args
+    return not (given.posonlyargs or given.args or given.vararg)
 
 
 def _similar(wanted: str, names: set[str]) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from autoprec import tune
+from autoprec import tune, verify
 from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError, UserCodeError
 from autoprec.tuning.events import Event, Note
 from autoprec.workers.failures import FailureKind, WorkerFailure
+from tests.processes import MARK, survivors
 from tests.training_scripts import QUICK, Project
 
 pytest.importorskip("lightning")
@@ -27,6 +28,7 @@ pytestmark = [
 
 LIGHTNING = """
 import argparse
+from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -56,7 +58,8 @@ class Module(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=arguments.rate)
 
 pl.seed_everything(0)
-data = TensorDataset(torch.randn(96, arguments.width), torch.arange(96) % 2)
+scale = float(Path("scale").read_text()) if Path("scale").exists() else 1.0
+data = TensorDataset(scale * torch.randn(96, arguments.width), torch.arange(96) % 2)
 
 def trainer():
     return pl.Trainer(max_epochs=1, accelerator="cpu", devices=1, gradient_clip_val=1.0, {settings})
@@ -69,14 +72,25 @@ if __name__ == "__main__":
     except Exception:
         print("swallowed")
     print("after fit")
+    with open(os.environ["STARTS"], "a") as starts:
+        starts.write("after\\n")
     found.save_checkpoint("last.ckpt")
 """
 
 TRANSFORMERS = """
+import argparse
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from autoprec.integrations.transformers import apply
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rate", type=float, default=1e-4)
+rate = parser.parse_args().rate
+
+class Tracker(TrainerCallback):
+    def on_train_begin(self, *given, **named):
+        open("tracked", "w").close()
 
 class Classifier(nn.Module):
     def __init__(self):
@@ -95,12 +109,18 @@ class Own(Trainer):
 torch.manual_seed(0)
 data = [{"pixels": torch.randn(4), "labels": number % 2} for number in range(64)]
 arguments = TrainingArguments(
-    output_dir="checkpoints", use_cpu=True, per_device_train_batch_size=8, report_to=["all"]
+    output_dir="checkpoints",
+    use_cpu=True,
+    per_device_train_batch_size=8,
+    report_to=["all"],
+    learning_rate=rate,
 )
-trainer = Own(model=Classifier(), args=arguments, train_dataset=data)
+trainer = Own(model=Classifier(), args=arguments, train_dataset=data, callbacks=[Tracker()])
 apply(trainer, "not_yet.profile.yaml")
 trainer.train()
 print("after train")
+with open(os.environ["STARTS"], "a") as starts:
+    starts.write("after\\n")
 trainer.save_model("saved")
 """
 
@@ -152,18 +172,24 @@ def test_lightnings_fit_is_served_and_a_killed_worker_replaced(
         again = runner.call("trajectory", recipe=Recipe(batch_size=16), seed=0, steps=2).losses
         assert again == first  # a dataset of random numbers is the same in every worker
         assert runner.load().fingerprint == loaded.fingerprint
-    assert project.started == 2
+        (project.folder / "scale").write_text("2.0")  # other numbers, of the same shapes
+        runner.drop()
+        assert runner.load().fingerprint != loaded.fingerprint
+        (project.folder / "scale").unlink()
+    assert project.said == ["started"] * 3
     assert project.files() == project.before
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("script", [lightning(), TRANSFORMERS], ids=["lightning", "transformers"])
 def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     """What it is found to be, and what its starts cost, is said; the same command resumes it."""
     monkeypatch.setenv("AUTOPREC_CACHE", str(tmp_path / "cache"))
-    project = Project(tmp_path, lightning())
+    project = Project(tmp_path, script)
     monkeypatch.setenv("STARTS", str(project.starts))
+    monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.chdir(project.folder)
     said: list[str] = []
 
@@ -173,14 +199,28 @@ def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
     settings: dict[str, Any] = {"device": "cpu", "extras": False, "trials": 2, "rounds": 1}
     settings |= {"proof_steps": 8, "listener": listen, "arguments": ["--rate", "1e-3"]}
     profile = tune("train.py", **settings)
+    assert survivors(str(tmp_path), 2.0) == []
     assert profile.task.file == "train.py"
-    assert project.files().keys() == project.before.keys() | {"train.profile.yaml"}
+    assert (profile.task.arguments, profile.task.at) == (("--rate", "1e-3"), 1)
+    files = project.files()
+    assert files.pop("train.profile.yaml")
+    assert files == project.before
+    assert project.said == ["started"] * project.started
     assert project.started <= 6
-    assert any(f"found train.py:{project.line('found.fit')} Trainer.fit" in each for each in said)
+    assert any("found train.py:" in each for each in said)
     assert any(each.startswith("its own start took ") for each in said)
     begun = project.started
     assert tune("train.py", **settings) == profile
     assert project.started == begun + 1  # only to see that it is the same training
+    said.clear()
+    how: dict[str, Any] = {"device": "cpu", "rounds": 1, "listener": listen}
+    verify("train.profile.yaml", **how)
+    assert not any("this profile was" in each or "has changed" in each for each in said)
+    verify("train.profile.yaml", arguments=["--rate", "1"], **how)
+    assert (
+        "train.py runs with the arguments --rate 1, and this profile was tuned with the arguments "
+        "--rate 1e-3"
+    ) in said
 
 
 @pytest.mark.slow
@@ -204,6 +244,7 @@ def test_the_second_fit_is_served_and_a_swallowed_lack_of_memory_is_one(
     assert project.files() == project.before
 
 
+@pytest.mark.slow
 def test_transformers_train_is_served_also_of_a_subclass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,7 @@ def test_the_batches_are_those_that_the_device_the_task_and_the_user_leave(
     assert found.batch_sizes == sizes
     assert found.effective_batch == task.get("batch_size")
     split = "its batch of 32 is not split: " if task.get("splittable") is False else None
-    idle = "BATCH_SIZE = 32 is kept, so `batch=32` chooses nothing"
+    idle = "BATCH_SIZE = 32 of the task file is kept, so `batch=32` chooses nothing"
     kept = task.get("batch_size") and options.batch == "32"
     assert said == [*([idle] if kept else []), *([split] if split else [])]
 
@@ -316,7 +316,7 @@ def test_an_error_about_a_batch_that_nobody_asked_for_names_batch_size(
         describe(job, failing(message, batch_size))
     assert str(caught.value).startswith(f"in the first float32 step: {message}")
     assert hinted in str(caught.value)
-    assert ("set BATCH_SIZE to that" in str(caught.value)) == bool(hinted)
+    assert ("name that: BATCH_SIZE in" in str(caught.value)) == bool(hinted)
 
 
 @pytest.mark.parametrize(

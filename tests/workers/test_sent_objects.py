@@ -52,6 +52,27 @@ def test_only_the_user_can_read_what_is_sent(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
+def test_the_last_of_two_tunings_deletes_what_both_use(tmp_path: Path) -> None:
+    one, other = (sent({"model": [1]}, tmp_path) for _ in range(2))
+    path = one.__enter__()
+    assert other.__enter__() == path
+    one.__exit__(None, None, None)
+    assert receive(path) == {"model": [1]}
+    other.__exit__(None, None, None)
+    assert not path.parent.exists()
+
+
+def test_what_a_killed_tuning_left_is_written_again_and_deleted(tmp_path: Path) -> None:
+    with sent({"model": [1]}, tmp_path) as path:
+        pass
+    path.parent.mkdir()
+    path.write_bytes(b"half")
+    with sent({"model": [1]}, tmp_path) as again:
+        assert again == path
+        assert receive(path) == {"model": [1]}
+    assert not path.parent.exists()
+
+
 def test_without_a_cache_a_folder_of_its_own_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,14 @@ KINDS = {
     "a script that imports both": ("from parts import build_data, build_model\n" + FITS, True),
     "a task file that decides": (f"if True:\n{textwrap.indent(TASK, '    ')}else: pass", False),
     "a task file of values": ("build_model, build_data = functions", False),
+    "a script whose data take no batch size": (
+        "def build_model(): ...\ndef build_data(): ...\nif True:\n    loss.backward()",
+        True,
+    ),
+    "a task file whose data take none by mistake": (
+        "def build_model(): ...\ndef build_data(): ...",
+        False,
+    ),
     "a function inside another": ("def main():\n    def build_model(): ...", True),
 }
 

@@ -7,6 +7,9 @@ baseline whatever its batch. Reading and writing files is `autoprec.profiles`' w
 values.
 """
 
+from __future__ import annotations
+
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
@@ -63,11 +66,23 @@ _MAX_RATE, _MAX_SECONDS, _MAX_BYTES = 1e15, 1e9, 2**60
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Which task file the profile was tuned for; `sha256` covers the local modules it imports."""
+    """Which task file the profile was tuned for; `sha256` covers the local modules it imports.
+
+    A script or a function ran with `arguments`, and of a script the call number `at` was tuned
+    (None: it is no script).
+    """
 
     file: str
     sha256: str
     framework: str
+    arguments: tuple[str, ...] = ()
+    at: int | None = bounded(default=None, low=1, high=2**31)
+
+    def tune_command(self, *options: str) -> str:
+        """Return the command that tunes it: "autoprec tune train.py --at 2 -- --lr 1e-3"."""
+        at = () if self.at in (None, 1) else ("--at", str(self.at))
+        own = ("--", *self.arguments) if self.arguments else ()
+        return shlex.join(["autoprec", "tune", self.file, *at, *options, *own])
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _describe_inconclusive(profile: Profile) -> str:
     what = "float32 was kept" if kept else f"what {policy} gains is not known"
     return (
         f"this profile's tuning was inconclusive: {what}, because {profile.evidence.inconclusive}. "
-        f"Tune again on an idle machine: `autoprec tune {profile.task.file} --fresh`"
+        f"Tune again on an idle machine: `{profile.task.tune_command('--fresh')}`"
     )
 
 

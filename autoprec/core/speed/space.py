@@ -81,8 +81,8 @@ class Space:
             if odd:
                 ranks = f" on {self.world_size} ranks" if self.world_size > 1 else ""
                 raise UsageError(
-                    f"batch sizes {odd}{ranks} do not divide BATCH_SIZE = {whole}; give divisors "
-                    "of it, or remove BATCH_SIZE from the task file"
+                    f"batch sizes {odd}{ranks} do not divide the task's own batch, {whole}; give "
+                    "divisors of it, or let the task name none"
                 )
 
     @property

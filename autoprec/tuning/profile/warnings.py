@@ -28,9 +28,9 @@ def warnings_for(
         found.append(f"the task is not plain float32: {result.preflight.task.low_precision}")
     if recipe.effective_batch != plain.effective_batch:
         found.append(
-            f"the task names no BATCH_SIZE, so the batch was chosen too: {recipe.effective_batch} "
-            f"(the baseline ran with {plain.effective_batch}). Adapt the learning rate and its "
-            "schedule to it, or set BATCH_SIZE to keep yours"
+            f"the task names no batch, so that was chosen too: {recipe.effective_batch} (the "
+            f"baseline ran with {plain.effective_batch}). Adapt the learning rate and its schedule "
+            "to it, or keep yours: BATCH_SIZE in a task file, or `batch`"
         )
     found += _proof_warnings(result)
     found += _memory_and_padding_advice(result, recipe, plain, measured)
@@ -78,7 +78,7 @@ def _memory_and_padding_advice(
     if same_batch and 0 < measured.peak_memory_bytes <= FREED_MEMORY_SHARE * base:
         found.append(
             f"{recipe.policy} needs {1 - measured.peak_memory_bytes / base:.0%} less memory than "
-            "float32: a batch of twice the size is likely to fit; try BATCH_SIZE * 2"
+            "float32: a batch of twice the size is likely to fit; try it"
         )
     multiple = result.preflight.alignment
     off = [d for d in result.preflight.task.dimensions if d.size % multiple]

@@ -60,8 +60,8 @@ def _check_baseline(job: TuningJob, baseline: Point, outcome: Outcome | None) ->
     if outcome is None or outcome.rate <= 0:
         why = f"{outcome.status}: {outcome.reason}" if outcome is not None else "no trial ran"
         raise NoFeasibleRecipe(
-            f"plain float32 does not run at its baseline ({why}); give a smaller BATCH_SIZE or "
-            "smaller `batch_sizes`"
+            f"plain float32 does not run at its baseline ({why}); give a smaller batch: BATCH_SIZE "
+            "in a task file, the loader's in a script, or `batch_sizes`"
         )
     if outcome.measurement is not None and not outcome.measurement.finite:
         raise TaskError(

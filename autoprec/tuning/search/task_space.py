@@ -300,15 +300,16 @@ def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
 def _refuse_other_batch(job: TuningJob, own: int) -> None:
     """Raise `UsageError` where a batch was asked for beside the task file's own."""
     options = job.options
+    where = (
+        f"BATCH_SIZE = {own} of the task file" if job.task.plain else f"the loader's batch {own}"
+    )
     if options.fixed_batch not in (None, own):
         raise UsageError(
-            f"`batch={options.batch}` given, but BATCH_SIZE = {own} in the task file is its batch: "
-            "leave one of them out"
+            f"`batch={options.batch}` given, but {where} is kept: leave `batch` out, or change "
+            "that to it"
         )
     if options.batch != type(options).batch:
-        job.listener(
-            Note(f"BATCH_SIZE = {own} is kept, so `batch={options.batch}` chooses nothing")
-        )
+        job.listener(Note(f"{where} is kept, so `batch={options.batch}` chooses nothing"))
 
 
 def baseline_point(space: Space) -> Point:

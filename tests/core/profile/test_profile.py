@@ -131,3 +131,11 @@ def test_a_recipe_that_is_what_the_user_trains_with_is_told_as_such() -> None:
     profile = replace(PROFILE, evidence=evidence)
     assert profile.describe_gains().endswith("; it is what you train with already")
     assert len(profile.gains()) == 1
+
+
+def test_the_command_that_tunes_a_task_again_has_the_scripts_own_arguments():
+    script = TaskRecord("train.py", "0", "torch", ("--lr", "1e-3", "a b"), 2)
+    assert script.tune_command("--fresh") == (
+        "autoprec tune train.py --at 2 --fresh -- --lr 1e-3 'a b'"
+    )
+    assert PROFILE.task.tune_command() == "autoprec tune model.py"

@@ -130,14 +130,16 @@ def test_an_empty_space_is_refused(policies, sizes):
 
 
 def test_batches_that_do_not_divide_the_effective_batch_are_named():
-    with pytest.raises(UsageError, match=r"batch sizes \[24, 48\] do not divide BATCH_SIZE = 64"):
+    with pytest.raises(
+        UsageError, match=r"batch sizes \[24, 48\] do not divide the task's own batch, 64"
+    ):
         Space((Policy.FLOAT32,), (16, 24, 48), effective_batch=64)
 
 
 def test_batches_that_do_not_divide_a_rank_s_part_are_named_with_the_ranks():
     ranks = Distributed("ddp", 4)
     assert Space((Policy.FLOAT32,), (16,), effective_batch=64, distributed=ranks).points()
-    with pytest.raises(UsageError, match=r"batch sizes \[32\] on 4 ranks do not divide BATCH_SIZE"):
+    with pytest.raises(UsageError, match=r"batch sizes \[32\] on 4 ranks do not divide the task"):
         Space((Policy.FLOAT32,), (16, 32), effective_batch=64, distributed=ranks)
 
 

@@ -71,8 +71,8 @@ def test_another_effective_batch_is_the_users_to_adapt_to(
     if warned:
         (text,) = said
         assert text.startswith(
-            "the task names no BATCH_SIZE, so the batch was chosen too: 64 (the baseline ran with "
-            "32). Adapt the learning rate"
+            "the task names no batch, so that was chosen too: 64 (the baseline ran with 32). Adapt "
+            "the learning rate"
         )
     else:
         assert said == ()
@@ -93,7 +93,7 @@ def test_a_larger_batch_is_advised_where_16_bits_freed_the_memory_for_it(
 ) -> None:
     said = warnings(found(), recipe, timed(peak=peak))
     wanted = "mixed_bfloat16 needs 30% less memory than float32: a batch of twice the size is "
-    assert said == ((f"{wanted}likely to fit; try BATCH_SIZE * 2",) if warned else ())
+    assert said == ((f"{wanted}likely to fit; try it",) if warned else ())
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def test_a_smaller_batch_may_lose_speed_where_the_knee_is_wanted_and_batches_are
 
 
 def test_a_batch_beside_the_tasks_own_is_refused() -> None:
-    with pytest.raises(UsageError, match="`batch=64` given, but BATCH_SIZE = 32 in the task file"):
+    with pytest.raises(
+        UsageError, match="`batch=64` given, but BATCH_SIZE = 32 of the task file is kept"
+    ):
         built(Options(batch=64), batch_size=32)
     _, said = built(Options(batch="max"), batch_size=32)
-    assert said == ["BATCH_SIZE = 32 is kept, so `batch=max` chooses nothing"]
+    assert said == ["BATCH_SIZE = 32 of the task file is kept, so `batch=max` chooses nothing"]

@@ -1,7 +1,8 @@
 """A model and its optimizer as they were given: never trained, and copied for every training.
 
 The optimizer is copied for a model by naming its parameters: what it was made with, its groups and
-what it keeps of each parameter go along, whatever its class takes to be made.
+what it keeps of each parameter go along, whatever its class takes to be made. What a model holds
+that cannot be copied (an open file, a lock) is shared by all copies, as long as it holds no tensor.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.shared import worker_process
+from autoprec.backends.torch.apply.held_objects import survey
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.train.task_runner import needs_closure
 from autoprec.errors import TaskError, UsageError
@@ -48,6 +51,7 @@ class MasterCopy:
         self._name, self._finish, self._part = name, finish, part
         self._model = unwrap(model).cpu()
         self._optimizer = _raw(optimizer)
+        self._shared: list[Any] = []
         self._check()
         _begin_schedules(self._optimizer)
 
@@ -59,21 +63,52 @@ class MasterCopy:
     def build_model(self) -> nn.Module:
         """Return a copy of the model, on the CPU."""
         try:
-            model = copy.deepcopy(self._model)
+            model = self._copied()
         except MemoryError:
             raise
         except Exception as error:
-            raise TaskError(
-                f"{self._name}: the {_kind(self._model)} cannot be copied, and every trial trains "
-                f"a copy of it: {_uncopied(self._model)} ({type(error).__name__}: {error}). "
-                f"Make that anew in __deepcopy__, or {_TASK_FILE}"
-            ) from error
+            model = self._copied_sharing(error)
         if self._finish is not None:
             self._finish(model)
         part = model.get_submodule(self._part)
         if part is not model:
             vars(part)[_WHOLE] = model
         return part
+
+    def _copied(self) -> nn.Module:
+        """Copy the model, but for what is shared.
+
+        A tensor that was computed of others is computed again, as it is before every step.
+        """
+        memo = {
+            id(each): each.detach().clone() if _is_tensor(each) else each for each in self._shared
+        }
+        return copy.deepcopy(self._model, memo)
+
+    def _copied_sharing(self, error: Exception) -> nn.Module:
+        """Copy the model, sharing what cannot be copied; `TaskError` where that holds tensors."""
+        own, shared = list[tuple[str, Any]](), list[tuple[str, Any]]()
+        for path, value in _uncopied(self._model):
+            (own if _holds_tensors(value) else shared).append((path, value))
+        self._shared = [value for _, value in shared]
+        try:
+            model = self._copied()
+        except MemoryError:
+            raise
+        except Exception:
+            path, value = next(iter(own or shared), ("the model itself", self._model))
+            raise TaskError(
+                f"{self._name}: the {_kind(self._model)} cannot be copied, and every trial trains "
+                f"a copy of it: {path} is {_a(value)} ({type(error).__name__}: {error}). Make that "
+                f"anew in __deepcopy__, or {_TASK_FILE}"
+            ) from error
+        names = [f"{path} ({_kind(value)})" for path, value in shared if not _is_tensor(value)]
+        if names:
+            worker_process.note(
+                f"all copies of the {_kind(self._model)} share what cannot be copied: "
+                + ", ".join(names)
+            )
+        return model
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a copy of the optimizer that trains `model`, a copy of the model."""
@@ -137,14 +172,11 @@ def _begin_schedules(optimizer: torch.optim.Optimizer) -> None:
             group["lr"] = max(float(group[name]) for name in _RATES if name in group)
 
 
-def _uncopied(model: nn.Module) -> str:
-    """Name the innermost part of a model that cannot be copied, by its attributes' path."""
-    path, value = next(_failing(model), ("", model))
-    return f"{path or 'the model itself'} is {_a(value)}"
-
-
-def _failing(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for path, each in sorted(module.named_modules(), key=lambda named: -named[0].count(".")):
+def _uncopied(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield parts of a model that cannot be copied, each with its path; the innermost first."""
+    modules = model.named_modules()
+    inner_first = sorted(modules, key=lambda named: -named[0].count(".") - bool(named[0]))
+    for path, each in inner_first:
         for key, value in (*vars(each).items(), *each._parameters.items(), *each._buffers.items()):
             if key not in ("_modules", "_parameters", "_buffers") and not _is_copied(value):
                 yield f"{path}.{key}".strip("."), value
@@ -158,6 +190,20 @@ def _is_copied(value: Any) -> bool:
     finally:
         gc.collect(0)
     return True
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Say whether a part holds what is trained or trains; a tensor computed of others does not."""
+    if _is_tensor(value):
+        return bool(value.grad_fn is None)
+    seen = survey(value)
+    held = (each for holder in seen.holders.values() for _, _, each in holder.held)
+    numbers = (torch.Tensor, nn.Module, torch.optim.Optimizer)
+    return seen.unseen or any(isinstance(each, numbers) for each in (value, *held))
 
 
 def _kind(value: Any) -> str:

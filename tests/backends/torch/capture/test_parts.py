@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -10,13 +12,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared import worker_process
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.capture import from_parts
 from autoprec.backends.torch.train.task_runner import batches
 from autoprec.errors import DataError, TaskError, UsageError
 from tests.backends.torch.capture.captured import (
     BATCHES,
-    Net,
     data,
     first_loss,
     net,
@@ -141,15 +143,39 @@ def test_what_cannot_be_tuned_is_refused_with_the_way_out(case: str) -> None:
 
 
 def test_a_model_that_cannot_be_copied_names_the_part_and_the_task_file() -> None:
-    class Logged(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm.log = open(__file__)  # noqa: SIM115
+    class Keeper:
+        def __init__(self, module: nn.Module) -> None:
+            self.lock, self.weights = threading.Lock(), list(module.parameters())
 
-    model = Logged()
+    model = net()
+    model.norm.kept = Keeper(model.norm)
     task = parts(model=model, loader=DataLoader(data(), batch_size=8))
     with pytest.raises(TaskError) as caught:
         task.build_model()
-    model.norm.log.close()
-    assert "norm.log is a TextIOWrapper" in str(caught.value)
+    assert "norm.kept is a Keeper" in str(caught.value)
     assert "write a task file" in str(caught.value)
+
+
+def test_copies_share_what_cannot_be_copied_and_holds_no_weights() -> None:
+    model = net()
+    model.norm.lock, model.own = threading.Lock(), {"lock": threading.Lock()}
+    model.called = model.forward  # leads back to all of it
+    task = parts(model=model, loader=DataLoader(data(), batch_size=8))
+    one, other = task.build_model(), task.build_model()
+    assert one.norm.lock is other.norm.lock is model.norm.lock
+    assert one.called.__self__ is one
+    assert one.first.weight is not other.first.weight
+    assert any("norm.lock (lock), own (dict)" in each for each in worker_process.notes())
+
+
+def test_a_weight_that_is_computed_before_each_step_is_no_obstacle() -> None:
+    model = net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(model.first)
+    task = parts(model=model)
+    assert first_loss(task, 16) == pytest.approx(first_loss(written_task(), 16), rel=1e-6)
+    copied = task.build_model()
+    step(copied, next(iter(task.build_data(16)))).backward()
+    assert copied.first.weight_g.grad is not None
+    assert model.first.weight_g.grad is None
