@@ -25,12 +25,13 @@ FOLDER_VARIABLE = "AUTOPREC_CACHE"
 
 @dataclass(frozen=True)
 class TimedDevice:
-    """A device's measurements with one framework of one version."""
+    """A device's measurements with one framework of one version, and those made before, if any."""
 
     fingerprint: Fingerprint
     framework: str
     version: str
     measured: Measurements
+    earlier: Measurements | None = None
 
 
 def cache_folder() -> Path | None:
@@ -62,6 +63,13 @@ def recall(
 
     `software` maps names to versions; that of the first framework which timed the device counts.
     """
+    timed, notes = _recall(fingerprint, software)
+    return None if timed is None else timed.measured, notes
+
+
+def _recall(
+    fingerprint: Fingerprint, software: Mapping[str, str]
+) -> tuple[TimedDevice | None, tuple[str, ...]]:
     notes: list[str] = []
     for framework, version in software.items():
         path = _path(fingerprint, framework, version)
@@ -75,15 +83,15 @@ def recall(
             notes.append(f"{path} cannot be read and is left out: {problem}")
             continue
         if (timed.fingerprint, timed.framework, timed.version) == (fingerprint, framework, version):
-            return timed.measured, tuple(notes)
+            return timed, tuple(notes)
         notes.append(f"{path} is of another device or version and is left out")
     return None, tuple(notes)
 
 
 def with_remembered_measurements(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
     """Return the facts with what was measured on this device before, if anything was."""
-    measured, notes = recall(facts.fingerprint, software)
-    known = facts if measured is None else with_measurements(facts, measured)
+    timed, notes = _recall(facts.fingerprint, software)
+    known = facts if timed is None else with_measurements(facts, timed.measured, timed.earlier)
     return replace(known, notes=(*known.notes, *notes))
 
 

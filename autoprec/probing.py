@@ -83,7 +83,7 @@ def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFac
         kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
         name = measured.framework
         note = measurement_cache.remember(
-            measurement_cache.TimedDevice(facts.fingerprint, name, software[name], kept)
+            measurement_cache.TimedDevice(facts.fingerprint, name, software[name], kept, earlier)
         )
         measured = replace(measured, notes=(*measured.notes, *filter(None, (note,))))
     return with_measurements(facts, measured, earlier)

@@ -81,6 +81,8 @@ def test_a_timing_refuses_nothing_that_an_earlier_one_found_faster(
     monkeypatch.setattr("autoprec.backends.shared.matmul_timing.measure", timed)
     device = device_of_family("nvidia-volta")
     first, faster, slow = (propose(measure_device(device, SOFTWARE)) for _ in range(3))
+    recalled = propose(measurement_cache.with_remembered_measurements(device, SOFTWARE))
+    assert recalled.policies == slow.policies
     assert Policy.MIXED_FLOAT16 not in first.policies
     assert faster.recommended is Policy.MIXED_FLOAT16
     assert slow.recommended is Policy.FLOAT32

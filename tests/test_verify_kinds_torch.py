@@ -160,6 +160,40 @@ def test_losses_that_end_near_zero_are_told_as_such(verified: Verified) -> None:
     assert "both end below" in verdict.reason
 
 
+#: Its layer is that of a teacher, from whose outputs the targets move away after the first step.
+TAUGHT = """
+WEIGHT = torch.randn(2, 16, generator=torch.Generator().manual_seed(3))
+
+def taught(layer):
+    layer.weight.data.copy_(WEIGHT)
+    return layer
+
+def build_data(batch_size):
+    generator = torch.Generator().manual_seed(0)
+    for step in range(40):
+        x = torch.randn(batch_size, 16, generator=generator)
+        yield x, nn.functional.linear(x, WEIGHT) * (1.0 + {move} * min(step, 10))
+"""
+
+
+@pytest.mark.parametrize(
+    ("move", "expected", "said"),
+    [
+        (0.1, "holds", "trains like float32"),
+        (0.0, "unresolved", "float32's loss is zero at every step"),
+    ],
+)
+def test_a_student_that_begins_as_its_teacher_is_judged_by_what_follows(
+    move: float, expected: str, said: str, verified: Verified
+) -> None:
+    layers = {"first": "nn.Identity()", "last": "taught(nn.Linear(16, 2, bias=False))"}
+    after = TAUGHT.format(move=move)
+    result, verdict = verified(
+        BFLOAT16, 12, **layers, between="x", loss="mse_loss", rate=0.01, after=after
+    )
+    assert (result, said in verdict.reason) == (expected, True), verdict.reason
+
+
 @pytest.mark.parametrize("after", ["", "build_data = functools.cache(build_data)"])
 def test_a_loader_that_keeps_its_workers_is_gone_through(after: str, verified: Verified) -> None:
     kept = "shuffle=True, num_workers=1, persistent_workers=True"

@@ -7,7 +7,8 @@ import pytest
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.facts import Evidence
 from autoprec.core.device.family import Support
-from autoprec.core.device.merging import merge
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
@@ -54,6 +55,19 @@ def test_a_recording_gives_what_is_expected_of_it(path):
     assert facts.family == path.name.split(".")[0]
     assert {d: facts.fact(d).support for d in recording.expect.support} == recording.expect.support
     assert proposal.recommended is recording.expect.policy
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_timings_refuse_on_a_cpu_only_what_they_show_to_be_no_faster(path):
+    cpu = observe(RecordedMachine(read_recording(path))).devices[-1]
+    facts = merge(cpu, load_catalogue().family_of(cpu))
+    halves = {Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16}
+    for rate, refused in ((1.0, True), (91.0, True), (92.0, False), (130.0, False)):
+        rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: rate, DType.FLOAT16: rate}
+        products = tuple(Product(dtype, gflops=gflops) for dtype, gflops in rates.items())
+        proposal = propose(with_measurements(facts, Measurements("torch", products)))
+        assert halves.intersection(proposal.policies) == (set() if refused else halves)
+        assert (proposal.recommended is Policy.FLOAT32) is (rate < 130.0)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
@@ -33,6 +33,8 @@ from autoprec.core.dtypes import DType
 MIN_PRODUCT_SECONDS = 0.05
 #: No dtype is given more time than this: a float16 product on a CPU may be 400 times too slow.
 DTYPE_BUDGET_SECONDS = 2.0
+#: Products of a dtype that reach no more of float32's rate than this are slow, disturbed or not.
+SURELY_SLOWER_RATIO = 0.5
 #: Importing a framework and opening a device may take this long.
 START_LIMIT_SECONDS = 90.0
 #: One product of a badly emulated dtype, started just before its time was over.
@@ -80,7 +82,8 @@ def measure(
 ) -> Measurements:
     """Time products per dtype with the first of the frameworks that can run such a device.
 
-    Float32's, which all others are compared to, are timed again at the end.
+    Float32's, which all others are compared to, are timed again at the end. A dtype that seems
+    slower by less than `SURELY_SLOWER_RATIO` is timed a second time, for others may use the device.
     """
     framework = next((name for name in _FRAMEWORKS_OF_KIND[facts.kind] if name in frameworks), None)
     if framework is None:
@@ -91,9 +94,14 @@ def measure(
         return Measurements(notes=(f"not measured: {wanted} is not installed",))
     chosen = dtypes or [d for d in _TIMING_ORDER if facts.fact(d).support is not Support.ABSENT]
     again = [DType.FLOAT32] if DType.FLOAT32 in chosen[:-1] else []
-    return merge_repeated_products(
-        measure_in_child(framework, expose_only(facts.observation), [*chosen, *again])
-    )
+    place = expose_only(facts.observation)
+    first = measure_in_child(framework, place, [*chosen, *again])
+    ratios = {dtype: merge_repeated_products(first).ratio(dtype) for dtype in chosen}
+    unsure = [d for d, ratio in ratios.items() if ratio and SURELY_SLOWER_RATIO < ratio < 1.0]
+    if not unsure:
+        return merge_repeated_products(first)
+    second = measure_in_child(framework, place, [*unsure, *again])
+    return merge_repeated_products(replace(first, products=(*first.products, *second.products)))
 
 
 #: The slowest last, so that running out of time loses least.

@@ -135,15 +135,16 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
         return (
             f"{dtype} products are slower than float32's (measured: {about_times(ratio)} float32)",
         )
-    if fact.support in (Support.EMULATED, Support.SLOW):
-        return (_join_claim(f"{dtype} is {fact.support}", fact.reason),)
     on_cpu = facts.kind is DeviceKind.CPU
-    if on_cpu and ratio is not None and ratios is not None and ratios[1] < _SAME_SPEED_RATIO:
+    if on_cpu and ratio is not None and ratios is not None:
+        if ratios[1] >= _SAME_SPEED_RATIO:  # the timings decide, whatever the catalogue says
+            return ()
         shown = f"measured: {about_times(ratio)} float32"
         return (f"{dtype} products are no faster than float32's ({shown})",)
-    if on_cpu and ratio is None:
-        return _objections_on_cpu(facts, dtype)
-    return ()
+    was_faster = (fact.earlier_ratio or 0.0) >= _SAME_SPEED_RATIO
+    if fact.support in (Support.EMULATED, Support.SLOW) and not was_faster:
+        return (_join_claim(f"{dtype} is {fact.support}", fact.reason),)
+    return _objections_on_cpu(facts, dtype) if on_cpu else ()
 
 
 def _may_be_slow(facts: DeviceFacts, policy: Policy) -> bool:

@@ -27,6 +27,7 @@ from autoprec.core.numerics.tolerance import (
     or_infinity,
     relative_deviation,
     root_mean_square,
+    size_of,
 )
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 
@@ -109,8 +110,7 @@ def _excuse(away: float, noise: float, agree: bool) -> str:
 def _all_end_below(runs: Sequence[SeedRun], share: float) -> float | None:
     """Return the share if all runs end below that share of the first loss, else None."""
     below = all(
-        max(_end_losses(run.candidate, run.reference))
-        < share * abs(or_infinity(run.reference.losses[0]))
+        max(_end_losses(run.candidate, run.reference)) < share * size_of(run.reference.losses)
         for run in runs
     )
     return share if below else None
@@ -139,7 +139,7 @@ def deviation_grows(points: Sequence[StepComparison], tolerance: Tolerance) -> b
     """
     if len(points) < 2:
         return False
-    least = SMALLEST_LOSS_SHARE * abs(points[0].reference)
+    least = SMALLEST_LOSS_SHARE * size_of([point.reference for point in points])
     before, last = (relative_deviation(p.loss, p.reference, least) for p in points[-2:])
     return last > before and last >= FOLLOW_UP_SHARE * tolerance.loss
 
@@ -176,9 +176,7 @@ def check_long_run_stability(run: Trajectory | None, tolerance: Tolerance) -> Ch
 def _end_deviation(run: Trajectory, reference: Trajectory) -> float:
     """Return the signed deviation of the mean loss of a run's last fifth from float32's."""
     ours, theirs = _end_losses(run, reference)
-    away = relative_deviation(
-        ours, theirs, SMALLEST_LATE_LOSS_SHARE * abs(or_infinity(reference.losses[0]))
-    )
+    away = relative_deviation(ours, theirs, SMALLEST_LATE_LOSS_SHARE * size_of(reference.losses))
     return -away if ours < theirs else away
 
 
@@ -245,7 +243,7 @@ def check_error_floor(
     falling = loss_fall(reference.losses)
     if falling < FALLING_LOSS_SHARE or len(points) < MIN_CHECKPOINTS:
         return Check(judged=False)
-    floor = SMALLEST_LATE_LOSS_SHARE * abs(or_infinity(reference.losses[0])) or 1.0
+    floor = SMALLEST_LATE_LOSS_SHARE * size_of(reference.losses)
     excesses = [_excess(point, floor) for point in points[-MIN_CHECKPOINTS:]]
     last = excesses[-1]
     allowed = max(ERROR_FLOOR_SHARE * tolerance.loss, NOISE_FACTOR * _noise_at(last.step, noise))

@@ -20,6 +20,7 @@ from autoprec.core.numerics.tolerance import (
     mean,
     relative_deviation,
     root_mean_square,
+    size_of,
 )
 from autoprec.core.numerics.traces import Trajectory
 
@@ -169,13 +170,13 @@ def _aligned(run: SeedRun) -> _AlignedLosses | None:
 def _tail_deviation(pair: _AlignedLosses) -> float:
     tail = max(1, len(pair.reference) // 5)
     reference, candidate = mean(pair.reference[-tail:]), mean(pair.candidate[-tail:])
-    return relative_deviation(candidate, reference, SMALLEST_LOSS_SHARE * abs(pair.reference[0]))
+    return relative_deviation(candidate, reference, SMALLEST_LOSS_SHARE * size_of(pair.reference))
 
 
 def _both_below(pairs: Sequence[_AlignedLosses]) -> float | None:
     """Return `SMALLEST_LOSS_SHARE` if all runs end below that share of the first loss."""
     ends = [
-        mean(losses[-max(1, len(losses) // 5) :]) / (abs(pair.reference[0]) or 1.0)
+        mean(losses[-max(1, len(losses) // 5) :]) / (size_of(pair.reference) or 1.0)
         for pair in pairs
         for losses in (pair.reference, pair.candidate)
     ]
@@ -185,7 +186,7 @@ def _both_below(pairs: Sequence[_AlignedLosses]) -> float | None:
 def _second_half_deviation(pair: _AlignedLosses) -> float:
     """Return the root mean square of single steps' deviations over the second half."""
     half = len(pair.reference) // 2
-    floor = SMALLEST_LOSS_SHARE * abs(pair.reference[0])
+    floor = SMALLEST_LOSS_SHARE * size_of(pair.reference)
     steps = zip(pair.candidate[half:], pair.reference[half:], strict=True)
     return root_mean_square(relative_deviation(ours, theirs, floor) for ours, theirs in steps)
 
@@ -197,18 +198,18 @@ def _second_half_noise(pairs: Sequence[_AlignedLosses]) -> float:
 
 
 def _relative_distance(losses: Sequence[float], reference: Sequence[float]) -> float:
-    first = abs(reference[0]) or 1.0
-    return root_mean_square((a - b) / first for a, b in zip(losses, reference, strict=True))
+    size = size_of(reference) or 1.0
+    return root_mean_square((a - b) / size for a, b in zip(losses, reference, strict=True))
 
 
 def _first_divergent_step(
     pairs: Sequence[_AlignedLosses], null: float, tolerance: Tolerance
 ) -> int:
     """Return the first step at which a run is further away than allowed."""
+    sizes = [size_of(pair.reference) or 1.0 for pair in pairs]
     for step in range(min(len(pair.reference) for pair in pairs)):
-        for pair in pairs:
-            first = abs(pair.reference[0]) or 1.0
-            distance = abs(pair.candidate[step] - pair.reference[step]) / first
+        for pair, size in zip(pairs, sizes, strict=True):
+            distance = abs(pair.candidate[step] - pair.reference[step]) / size
             if distance > tolerance.trajectory_null * (null + tolerance.trajectory_slack):
                 return step
     return 0

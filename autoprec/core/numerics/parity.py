@@ -43,9 +43,11 @@ from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, above
 from autoprec.core.numerics.verdict import (
     NOTHING_LEARNED,
+    NOTHING_TO_COMPARE,
     ProofEvidence,
     Verdict,
     describe_end,
+    describe_shares,
     describe_single_steps,
     describe_success,
 )
@@ -101,6 +103,8 @@ def judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
     numbers = _numbers(evidence, runs, checks)
     if not float32.passed:
         return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
+    if checks.stability.passed and evidence.is_zero:
+        return replace(numbers, verdict="unproven", reason=NOTHING_TO_COMPARE)
     if evidence.stalled and checks.stability.passed:
         return _judge_stalled(numbers, evidence, checks.single)
     failed = _judge_first_steps(numbers, evidence, runs, checks, tolerance)
@@ -206,21 +210,15 @@ def _judge_long_runs(
             return _because(numbers, "drift", check)
     ended = checks.long if checks.long.judged else checks.curves
     said = describe_success(numbers, ended, evidence)
-    return replace(numbers, reason=said + _of_what(numbers))
+    return replace(numbers, reason=said + describe_shares(numbers))
 
 
 def _because(numbers: Verdict, verdict: Literal["rejected", "drift"], check: Check) -> Verdict:
     """Return the verdict that follows from a check that did not pass."""
     told = "it trains, but not like float32: " if verdict == "drift" else ""
-    reason = f"{told}{check.problem}{_of_what(numbers) if check.of_loss else ''}"
+    shares = describe_shares(numbers, with_loss=True) if check.of_loss else ""
+    reason = f"{told}{check.problem}{shares}"
     return replace(numbers, verdict=verdict, reason=reason, step=check.step)
-
-
-def _of_what(numbers: Verdict) -> str:
-    """Say what shares of a loss are of; empty if that is the loss as the task gives it."""
-    if numbers.loss_origin == 0.0:
-        return ""
-    return f"; shares are of the loss above {numbers.loss_origin:.3g}"
 
 
 def check_first_steps(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
@@ -382,7 +380,7 @@ def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
         reason = f"nothing could be compared with float32; give the proof more {STEPS_SETTING}"
         return replace(numbers, verdict="unproven", reason=reason)
     said = f"equal at single steps, but nothing was trained: {describe_single_steps(numbers)}"
-    return replace(numbers, verdict="equal at single steps", reason=said + _of_what(numbers))
+    return replace(numbers, verdict="equal at single steps", reason=said + describe_shares(numbers))
 
 
 def _longest_losses(evidence: ProofEvidence) -> tuple[float | None, ...]:

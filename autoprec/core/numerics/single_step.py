@@ -22,6 +22,7 @@ from autoprec.core.numerics.tolerance import (
     finite_or_none,
     or_infinity,
     relative_deviation,
+    size_of,
 )
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 
@@ -69,7 +70,7 @@ def check_single_steps(
     if not points:
         return Check(judged=False)
     finer = min(1.0, max(MIN_NOISE_SHARE, roundoff / NOISE_ROUNDOFF))
-    scale = SMALLEST_LOSS_SHARE * abs(points[0].reference)
+    scale = SMALLEST_LOSS_SHARE * size_of([point.reference for point in points])
     null = finer * max((relative_deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
     errors_of_noise = [(p.step, finer * (p.gradient_error or 0.0)) for p in noise]
     gradient_null = max((error for _, error in errors_of_noise), default=0.0)
@@ -79,7 +80,7 @@ def check_single_steps(
     for p in points:
         allowed = _gradient_limit(p.step, errors_of_noise, tolerance)
         away = relative_deviation(p.loss, p.reference, scale)
-        rows.append(_Row(p, away, or_infinity(p.gradient_error), limit, allowed))
+        rows.append(_Row(p, away, _gradient_away(p), limit, allowed))
     deviations, errors = [row.loss for row in rows], [row.gradient for row in rows]
     numbers = Check(
         deviation=finite_or_none(max(deviations)),
@@ -133,6 +134,13 @@ class _Row:
     def signed(self) -> float:
         """Return how far the loss is from float32's, negative if it is below."""
         return -self.loss if or_infinity(self.point.loss) < self.point.reference else self.loss
+
+
+def _gradient_away(point: StepComparison) -> float:
+    """Return how far the gradient is away; 0 where float32 has neither a loss nor a gradient."""
+    if point.reference == 0.0 and point.gradient_error is None:
+        return 0.0
+    return or_infinity(point.gradient_error)
 
 
 def _is_transient(failed: Sequence[_Row], rows: Sequence[_Row]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ CERTAIN_DEVIATION = 1.0
 moves float32 itself as far."""
 
 SMALLEST_LOSS_SHARE = 3e-2
-"""Losses below this share of the first one count as this much when they divide."""
+"""Losses below this share of the run's size count as this much when they divide."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,19 @@ def relative_deviation(loss: float | None, reference: float, floor: float) -> fl
     if difference == 0.0:
         return 0.0
     return difference / max(abs(reference), floor, 1e-30)
+
+
+def size_of(losses: Sequence[float | None]) -> float:
+    """Return the loss that tells whether others of its run are small: the first, mostly.
+
+    Where training begins near zero and ends far above (a student that is its teacher's copy, an
+    adapter that adds nothing yet) it is the largest.
+    """
+    sizes = [abs(loss) for loss in losses if loss is not None and math.isfinite(loss)]
+    if not sizes:
+        return 0.0
+    end = mean(sizes[-max(1, len(sizes) // 5) :])
+    return sizes[0] if sizes[0] >= SMALLEST_LOSS_SHARE * end else max(sizes)
 
 
 def or_infinity(value: float | None) -> float:

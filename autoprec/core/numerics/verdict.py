@@ -9,7 +9,7 @@ from typing import Literal
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.loss_curves import LossCurves, SeedRun
 from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
-from autoprec.core.numerics.tolerance import Check, or_infinity
+from autoprec.core.numerics.tolerance import Check, Tolerance, or_infinity, size_of
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 
 
@@ -102,9 +102,22 @@ class ProofEvidence:
     notes: tuple[str, ...] = ()
     roundoff: float = NOISE_ROUNDOFF
 
+    @property
+    def is_zero(self) -> bool:
+        """Return whether float32's loss is zero wherever it is known."""
+        runs = [loss for run in self.runs for loss in run.reference.losses]
+        known = [*runs, *(point.reference for point in self.comparisons)]
+        return bool(known) and not any(known)
+
 
 NOTHING_LEARNED = "the loss did not fall in these steps, so they say little about later training"
 """What is to be known of a proof over steps in which nothing was learned."""
+
+NOTHING_TO_COMPARE = (
+    "float32's loss is zero at every step, so there is nothing to compare with: start from weights "
+    "that have something to learn"
+)
+"""What is said of a proof in which float32 has no loss at all."""
 
 HOW_TO_SEE_LEARNING = (
     "start from weights that have trained for a while (`checkpoint`), or give the proof more steps "
@@ -117,7 +130,10 @@ def describe_single_steps(numbers: Verdict) -> str:
     """Say how near the loss was at the same weights; empty if it was not compared."""
     if numbers.loss_deviation is None:
         return ""
-    return f"loss within {percent(numbers.loss_deviation)} at the same weights"
+    told = f"loss within {percent(numbers.loss_deviation)} at the same weights"
+    if numbers.loss_null is None or numbers.loss_deviation <= Tolerance.loss:
+        return told
+    return f"{told}, where small noise in the weights moves it by {percent(numbers.loss_null)}"
 
 
 def describe_end(curves: Check, steps: int) -> str:
@@ -130,7 +146,7 @@ def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence) ->
     """Describe what passed and over which part of training; `ended` is the longest runs' check."""
     loss = _from_to(or_infinity(numbers.first_loss), or_infinity(numbers.last_loss))
     start = evidence.start
-    parts = [describe_single_steps(numbers), _describe_passed(ended, numbers.steps)]
+    parts = [describe_single_steps(numbers), _describe_passed(numbers, ended)]
     over = f"{numbers.steps} steps from {start}" if start else f"the first {numbers.steps} steps"
     told = (
         f"trains like float32: equal over {over}, loss {loss}; "
@@ -154,6 +170,16 @@ def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence) ->
     return told
 
 
+def describe_shares(numbers: Verdict, *, with_loss: bool = False) -> str:
+    """Say what shares of a loss are of: what is above its origin, and how float32's went."""
+    told = ""
+    if with_loss and numbers.first_loss is not None and numbers.last_loss is not None:
+        told = f"; float32's goes from {_from_to(numbers.first_loss, numbers.last_loss)}"
+    if numbers.loss_origin != 0.0:
+        told += f"; shares are of the loss above {numbers.loss_origin:.3g}"
+    return told
+
+
 def _from_to(first: float, last: float) -> str:
     """Describe how a loss went, in as many digits as show it: two at least, five at most."""
     size, change = max(abs(first), abs(last)), abs(first - last)
@@ -163,13 +189,16 @@ def _from_to(first: float, last: float) -> str:
     return f"{first:.{digits}g} to {last:.{digits}g}"
 
 
-def _describe_passed(ended: Check, steps: int) -> str:
+def _describe_passed(numbers: Verdict, ended: Check) -> str:
     """Say where runs that passed ended, and why a difference that is left does not count."""
+    steps = numbers.steps
+    first, last = (or_infinity(loss) for loss in (numbers.first_loss, numbers.last_loss))
+    largest = "first" if size_of([first, last]) == abs(first) else "largest"
     if ended.below is not None:
         why = f"chance: {ended.excused}" if ended.excused else "not compared"
         return (
-            f"both end below {percent(ended.below)} of the first loss after {steps} steps, where "
-            f"their difference is {why}"
+            f"both end below {percent(ended.below)} of the {largest} loss after {steps} steps, "
+            f"where their difference is {why}"
         )
     away = percent(or_infinity(ended.deviation))
     if ended.excused:

@@ -214,6 +214,24 @@ def test_a_device_is_measured_where_a_trial_would_be(monkeypatch, kind):
     assert (fact.support, fact.evidence) == (Support.EMULATED, Evidence.MEASURED)
 
 
+def test_a_dtype_that_seems_a_little_slower_is_timed_a_second_time(monkeypatch):
+    """Another process slowed its products alone, between both of float32's."""
+    answers, asked = iter([(70.0, 1.0), (130.0, 1.0)]), []
+
+    def launched(framework, place, dtypes):
+        asked.append(tuple(dtypes))
+        bfloat16, float16 = next(answers)
+        rates = {F32: 100.0, BF16: bfloat16, F16: float16}
+        return Measurements(framework, tuple(Product(d, gflops=rates[d]) for d in dtypes))
+
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launched)
+    here = DeviceFacts(Observation(DeviceKind.CPU), "f", "t", {})
+    found = matmul_timing.measure(here, ["torch"], (F32, BF16, F16))
+    assert asked == [(F32, BF16, F16, F32), (BF16, F32)]
+    assert found.ratio(BF16) == 1.3
+    assert found.disturbed
+
+
 def test_the_child_is_shown_that_device_alone(monkeypatch):
     script = SAY + "say(error=os.environ['CUDA_VISIBLE_DEVICES'])"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

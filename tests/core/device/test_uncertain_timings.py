@@ -105,6 +105,29 @@ def test_it_is_refused_where_the_whole_range_is_too_slow(kind, rate, refused):
     assert bool(objections(facts, BFLOAT16)) is refused
 
 
+@pytest.mark.parametrize("said", [each for each in Support if each is not Support.ABSENT])
+@pytest.mark.parametrize(("rate", "refused"), [(82.0, True), (91.0, True), (92.0, False)])
+def test_on_a_cpu_the_timings_decide_whatever_the_catalogue_says(said, rate, refused):
+    facts = timed(rate, kind=DeviceKind.CPU, row=DTypeRow(said, reason="by conversion"))
+    why = objections(facts, BFLOAT16)
+    assert bool(why) is refused
+    assert all("products are" in each for each in why)  # and not that it is emulated
+    policies = propose(facts).policies
+    assert (BFLOAT16 in policies) is not refused
+    assert policies[0] is Policy.FLOAT32
+
+
+@pytest.mark.parametrize("kind", [DeviceKind.CPU, DeviceKind.CUDA])
+@pytest.mark.parametrize("said", [each for each in Support if each is not Support.ABSENT])
+def test_what_an_earlier_timing_found_faster_is_refused_by_no_row(said, kind):
+    facts = merge(seen(kind), family(DTypeRow(said), kind))
+    now = with_measurements(
+        facts, measured(float32=100.0, bfloat16=92.0), measured(float32=100.0, bfloat16=130.0)
+    )
+    assert objections(now, BFLOAT16) == ()
+    assert propose(now).recommended is Policy.FLOAT32
+
+
 def test_what_is_about_as_fast_on_a_cpu_is_tried_after_float32():
     facts = timed(105.0, 100.0, base_slowest=100.0, kind=DeviceKind.CPU)
     assert propose(facts).policies[:2] == (Policy.FLOAT32, BFLOAT16)

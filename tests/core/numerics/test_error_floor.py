@@ -196,8 +196,8 @@ def test_a_floor_grows_as_a_share_of_the_loss(percents, passed):
     [
         # 1e-4 of the first loss is the least that divides, now and later
         (tuple(2.0 * 0.9**step for step in range(120)), (1e-5, 1e-5, 1e-5), 0.05),
-        # or 1, where the first is 0
-        (tuple(-1e-3 * step for step in range(120)), (2e-3, 4e-3, 8e-3), 8e-3),
+        # or of the largest, where the first is 0
+        ((0.0, *(2.0 * 0.9**step for step in range(1, 120))), (1e-5, 1e-5, 1e-5), 1e-5 / 1.8e-4),
     ],
 )
 def test_a_floor_under_a_loss_near_zero_is_a_share_of_the_first(losses, amounts, deviation):

@@ -9,8 +9,14 @@ import pytest
 from autoprec.core.numerics.late_failures import check_long_runs
 from autoprec.core.numerics.loss_curves import SeedRun, check_trajectory
 from autoprec.core.numerics.parity import judge
-from autoprec.core.numerics.tolerance import Check, chance
-from autoprec.core.numerics.verdict import describe_success
+from autoprec.core.numerics.single_step import check_single_steps
+from autoprec.core.numerics.tolerance import Check, chance, size_of
+from autoprec.core.numerics.traces import StepComparison
+from autoprec.core.numerics.verdict import (
+    ProofEvidence,
+    describe_single_steps,
+    describe_success,
+)
 from tests.core.evidence import DEFAULT, evidence, run, times
 
 STEPS = 120
@@ -110,6 +116,61 @@ def test_a_short_run_at_twice_the_loss_is_excused_only_by_noise_that_goes_as_far
     assert not noisy_between(0.41, 0.3).passed  # 105 % away
     assert noisy_between(0.6, 0.61).passed  # noise goes further
     assert not noisy_between(0.62, 0.6).passed
+
+
+def beginning(first, factor=1.0, steps=STEPS):
+    """A run that begins near zero, jumps, and falls from there."""
+    return run([first] + [factor * 0.4 * 0.98**step for step in range(steps - 1)])
+
+
+def test_where_training_begins_near_zero_its_largest_loss_tells_what_is_small():
+    assert size_of([2.0, 100.0, 0.5]) == 2.0  # a loss that only spikes keeps its first
+    assert size_of([0.0, 0.4, 0.3]) == size_of([-1e-9, 0.4, 0.3]) == 0.4
+    assert size_of([None, 1.0]) == 1.0
+    assert size_of([]) == size_of([0.0]) == 0.0
+    plain, same, away = beginning(0.0), beginning(1e-6), beginning(1e-6, 1.3)
+    for check in (check_trajectory, check_long_runs):
+        found = check([SeedRun(plain, same)], DEFAULT)
+        assert found.passed, found.problem
+        assert found.deviation < 0.001
+        assert "30 % away" in check([SeedRun(plain, away)], DEFAULT).problem
+    at_first, later = StepComparison(0, 1e-6, 0.0, 0.01), StepComparison(8, 0.3001, 0.3, 0.01)
+    found = check_single_steps((at_first, later), (), DEFAULT)
+    assert (found.passed, found.deviation) == (True, pytest.approx(1 / 3000))
+    at_rest = StepComparison(0, 1e-6, 0.0, None)  # no gradient there, so no share of it
+    assert check_single_steps((at_rest, later), (), DEFAULT).passed
+    infinite = StepComparison(0, 1.0, 1.0, None)
+    assert "infinitely far" in check_single_steps((infinite, later), (), DEFAULT).problem
+    wrong = StepComparison(0, 0.02, 0.0, 0.01)
+    assert "of step 0 its loss is" in check_single_steps((wrong, later), (), DEFAULT).problem
+
+
+def test_where_float32_has_no_loss_nothing_is_compared():
+    nothing = tuple(StepComparison(step, 1e-6, 0.0, None) for step in (0, 2, 8, 29))
+    pair = SeedRun(run([0.0] * 30), run([1e-6] * 30))
+    for found in (
+        judge(ProofEvidence(nothing), DEFAULT),
+        judge(ProofEvidence(nothing, runs=(pair, pair)), DEFAULT),
+    ):
+        assert found.verdict == "unproven"
+        assert found.reason.startswith("float32's loss is zero at every step")
+    broken = SeedRun(run([0.0] * 30), run([None] * 30))
+    assert judge(ProofEvidence(nothing, runs=(broken,)), DEFAULT).verdict == "rejected"
+
+
+def test_a_loss_that_begins_near_zero_ends_below_a_share_of_the_largest():
+    numbers = replace(judge(evidence(times(1.001)), DEFAULT), first_loss=3.7e-6, last_loss=6.4e-4)
+    told = describe_success(numbers, Check(deviation=0.02, below=0.03), evidence(times(1.001)))
+    assert "both end below 3 % of the largest loss after 30 steps" in told
+
+
+def test_a_loss_that_is_far_away_at_the_same_weights_is_told_with_what_noise_does():
+    numbers = replace(judge(evidence(times(1.001)), DEFAULT), loss_deviation=7.8, loss_null=9.0)
+    assert describe_single_steps(numbers) == (
+        "loss within 780 % at the same weights, where small noise in the weights moves it by 900 %"
+    )
+    for near in (replace(numbers, loss_deviation=0.01), replace(numbers, loss_null=None)):
+        assert describe_single_steps(near).endswith("at the same weights")
 
 
 def test_the_sentence_says_what_was_compared():

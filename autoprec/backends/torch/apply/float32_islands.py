@@ -139,12 +139,13 @@ class BackToAutocast(ForwardWrapper):
 class Float32Outputs(ForwardWrapper):
     """Casts what a model returns up to float32; `named` is what a warning said it cannot cast.
 
-    `kept_buffers`, if there are any, are told of the call first.
+    `kept_buffers` and the `loop_check`, if there are any, are told of the call first.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.kept_buffers: KeptBuffers | None = None
+        self.loop_check: Any = None
         self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,6 +156,8 @@ class Float32Outputs(ForwardWrapper):
             CACHED_CASTS.before_call()
             if kept is not None and not kept.in_step:
                 kept.before_called(self.module)
+            if self.loop_check is not None:
+                self.loop_check.note_call(self.module)
         result = self.call(*args, **kwargs)
         if type(result) is torch.Tensor:
             result = in_full_precision(result)

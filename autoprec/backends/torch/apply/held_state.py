@@ -95,7 +95,7 @@ class Holder:
         now = self.take()
         assert isinstance(now, dict)
         for key in [key for key in now if key not in state] if self.is_open else ():
-            if numbers or not isinstance(now[key], PRIMITIVES):
+            if numbers or not isinstance(now[key], PRIMITIVES) or _is_infinite(now[key]):
                 del self.held[key]
         for key, value in state.items():
             found = self.held.get(key, _MISSING)
@@ -313,6 +313,15 @@ def code_of(root: nn.Module) -> list[Root]:
     """
     classes = dict.fromkeys(each for module in root.modules() for each in type(module).__mro__)
     return [(cls.__name__, cls) for cls in classes if _is_peoples_own(cls)]
+
+
+def hooks_of(root: nn.Module) -> list[Root]:
+    """List the hooks on a model's forward passes: they may average what they are shown."""
+    return [
+        (path, hook)
+        for path, module in root.named_modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    ]
 
 
 def modules_in_sight(known: Iterable[nn.Module]) -> list[Root]:

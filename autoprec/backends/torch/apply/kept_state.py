@@ -26,6 +26,7 @@ from autoprec.backends.torch.apply.held_state import (
     State,
     code_of,
     find_holders,
+    hooks_of,
     modules_in_sight,
 )
 from autoprec.backends.torch.apply.tensor_copies import (
@@ -63,7 +64,6 @@ class KeptState:
         self._owners: list[dict[str, torch.Tensor | None]] = []  # of buffers, not the model's own
         self._looked = self._updated = False
         self._add([*code_of(root), *modules_in_sight([root])])
-        self._search()
 
     @property
     def keeps(self) -> bool:
@@ -90,9 +90,11 @@ class KeptState:
         self._others += [(name, weakref.ref(each)) for name, each in roots]
 
     def save(self) -> None:
-        """Copy the state."""
+        """Copy the state; before the first update, also what was made since the last search."""
         if not self.keeps:
             return
+        if not self._updated:
+            self._search()
         self._buffers.follow_buffers(self._owners)
         self._buffers.take()
         if not self._places:
@@ -110,6 +112,7 @@ class KeptState:
         if root is None:
             return
         others = [(name, value) for name, get in self._others if (value := get()) is not None]
+        others += hooks_of(root)
         found = [
             (holder, own)
             for own, roots in ((True, [("", root)]), (False, others))
@@ -207,6 +210,14 @@ def _put_back_nonfinite(place: _Place, copies: dict[int, Kept]) -> None:
             old = place.state.get(key)
             if isinstance(value, float) and isinstance(old, float) and not math.isfinite(value):
                 place.holder.held[key] = old
+            elif place.holder.is_open and key not in place.state and not _is_finite(value):
+                del place.holder.held[key]  # made by the step: so it is made again
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or bool(value.isfinite().all())
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -13,13 +13,11 @@ the model after the profile was applied, in place of those that it keeps in floa
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +34,13 @@ from autoprec.backends.torch.apply.float32_islands import (
 from autoprec.backends.torch.apply.forward_wrappers import is_compiled, wrappers_on
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
+from autoprec.backends.torch.apply.seen_calls import (
+    CALLS,
+    SeenForwards,
+    SeenUpdates,
+    SeenZeroGrad,
+    is_ours,
+)
 from autoprec.backends.torch.dtypes import (
     EXACT_DTYPES,
     LOW_DTYPES,
@@ -48,13 +53,14 @@ from autoprec.errors import AutoprecWarning
 STEPS = 3
 """Steps of one optimizer that are watched."""
 
-_PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[3]}{os.sep}")
-
+_FORWARD = "In the loop, write\n    loss = loss_fn(precision.forward(inputs), targets)\n"
 _LINES = (
-    "In the loop, write\n"
-    "    loss = loss_fn(precision.forward(inputs), targets)\n"
-    "    precision.backward_and_step(loss)\n"
+    f"{_FORWARD}    precision.backward_and_step(loss)\n"
     "in place of model(inputs), loss.backward(), optimizer.step() and zero_grad()"
+)
+_OWN_SCALED = (
+    ". A loss scale needs a torch.optim.Optimizer that unscales and skips: derive yours from it, "
+    "give it to apply_profile and call precision.backward_and_step(loss), or take mixed_bfloat16"
 )
 _SILENCE = "To silence: filter autoprec.errors.AutoprecWarning"
 
@@ -82,7 +88,8 @@ class LoopCheck:
         self._zero_grads: set[bool] = set()
         self._foreign_scaler = self._past_scaler = False
         self._steps: dict[int, int] = {}
-        self._seen, self._layers = _SeenForwards(device_type), _SeenForwards(device_type)
+        self._seen, self._layers = SeenForwards(device_type), SeenForwards(device_type)
+        self._updates = SeenUpdates()
         self._handles: list[Any] = []
         self._owners: list[weakref.ref[Any]] = []
         self._model = weakref.ref(model)
@@ -93,7 +100,14 @@ class LoopCheck:
         self.is_over = False
         if self._given:
             self._begin(model, optimizers)
+        _tell_of_calls(unwrap(model), self)
         _watch(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Leave nothing of it in a copy of the model."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
     def _begin(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Attach what notes the model's calls, and the clearing of gradients that ours clears."""
@@ -106,12 +120,44 @@ class LoopCheck:
         watched = (model, root, *optimizers) if self._given else ()
         for owner in {id(each): each for each in watched}.values():
             if "zero_grad" not in vars(owner):
-                vars(owner)["zero_grad"] = _SeenZeroGrad(owner, self)
+                vars(owner)["zero_grad"] = SeenZeroGrad(owner, self.note_zero_grad)
                 self._owners.append(weakref.ref(owner))
 
     def note_cast(self) -> None:
         """Note that the precision's autocast was used where gradients are computed."""
         self._cast = self._cast or torch.is_grad_enabled()
+
+    def note_call(self, root: nn.Module) -> None:
+        """Note a call of the model; say what is wrong where its weights change without a step.
+
+        So it is where people's own classes or functional updates train it. Steps of torch's
+        optimizers tell more, where there are any.
+        """
+        if self._steps or (self._cast and not self._scales):
+            _tell_of_calls(root, None)
+        elif torch.is_grad_enabled():
+            if not self._given:
+                self._seen(root, ())
+            if self._updates.are_seen_by(root):
+                self._say_of_own_updates(root)
+
+    def _say_of_own_updates(self, root: nn.Module) -> None:
+        found = self._faults_of_the_forward_pass()
+        scaler = self._scaler()
+        if self._scales and scaler is not None and not scaler.has_unscaled:
+            in_use = self._backward or scaler.is_in_use
+            found.append(
+                "gradients stay multiplied by the loss scale, and an overflow is not skipped"
+                if in_use
+                else "the loss is not scaled, which float16 needs"
+            )
+        self.end()
+        if found:
+            _warn(
+                f"after {CALLS} calls of the model under this profile, whose weights change though "
+                f"no torch.optim.Optimizer steps: {'; '.join(found)}. {_FORWARD}"
+                f"in place of model(inputs){_OWN_SCALED if self._scales else ''}"
+            )
 
     def note_backward(self) -> None:
         """Note that `precision.backward` was called."""
@@ -125,13 +171,16 @@ class LoopCheck:
     def end(self) -> None:
         """Leave everything as it was."""
         self.is_over = True
+        model = self._model()
+        if model is not None:
+            _tell_of_calls(unwrap(model), None)
         _WATCHING.discard(self)
         _end_idle_hook()
         for handle in self._handles:
             handle.remove()
         for each in self._owners:
             owner = each()
-            if owner is not None and isinstance(vars(owner).get("zero_grad"), _SeenZeroGrad):
+            if owner is not None and isinstance(vars(owner).get("zero_grad"), SeenZeroGrad):
                 del vars(owner)["zero_grad"]
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -141,6 +190,7 @@ class LoopCheck:
             return
         if not (self._given or self._steps):
             self._steps[id(optimizer)] = 0
+            self._seen = SeenForwards(self._seen.device_type)
             self._begin(model, ())
             return
         self._foreign_scaler |= self._steps_by_another_scaler()
@@ -193,7 +243,8 @@ class LoopCheck:
                 f"the profile's, which is {policy}: use precision.forward(inputs), or "
                 "precision.autocast() in place of torch.autocast"
             ]
-        if self._dtype is None or self._dtype in self._seen.dtypes or self._cast:
+        seen = self._seen.dtypes | self._layers.dtypes
+        if self._dtype is None or self._dtype in seen or (self._cast and not seen):
             return []
         return [
             f"the model runs in float32 and not in {policy}: neither precision.forward(inputs) nor "
@@ -296,62 +347,6 @@ def _end_idle_hook() -> None:
             _HOOK.pop().remove()
 
 
-class _SeenForwards:
-    """Notes the autocast under which a model is called; a copy of it takes itself away."""
-
-    def __init__(self, device_type: str = "", *, is_copy: bool = False) -> None:
-        self.device_type, self.is_copy = device_type, is_copy
-        self.dtypes: set[torch.dtype | None] = set()
-        self.calls = 0
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _SeenForwards:
-        """Return one that nobody asks what it saw."""
-        return _SeenForwards(is_copy=True)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _copied_hook, ()
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """Note a call that gradients will flow through."""
-        if torch.compiler.is_compiling():
-            return
-        if self.is_copy:
-            hooks = module._forward_pre_hooks
-            for key in [key for key, hook in hooks.items() if hook is self]:
-                del hooks[key]
-        elif torch.is_grad_enabled():
-            self.calls += 1
-            on = torch.is_autocast_enabled(self.device_type)
-            self.dtypes.add(torch.get_autocast_dtype(self.device_type) if on else None)
-
-
-def _copied_hook() -> _SeenForwards:
-    return _SeenForwards(is_copy=True)
-
-
-class _SeenZeroGrad:
-    """Stands in for the `zero_grad` of a model or an optimizer, and notes a call from outside."""
-
-    def __init__(self, owner: Any, check: LoopCheck) -> None:
-        self._owner = weakref.ref(owner)
-        self._check = check
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Clear the gradients as the owner's class does."""
-        owner: Any = self._owner()
-        if not _is_ours(sys._getframe(1)):
-            self._check.note_zero_grad(owner)
-        type(owner).zero_grad(owner, *args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return the copied owner's own method."""
-        owner: Any = self._owner()
-        return types.MethodType(type(owner).zero_grad, memo.get(id(owner), owner))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._owner(), "zero_grad")
-
-
 def _replaced(root: nn.Module, recipe: Recipe) -> list[str]:
     """List the modules that the recipe keeps in float32 and that have lost it, and the model.
 
@@ -371,6 +366,12 @@ def _replaced(root: nn.Module, recipe: Recipe) -> list[str]:
     return found
 
 
+def _tell_of_calls(root: nn.Module, check: LoopCheck | None) -> None:
+    for wrapper in wrappers_on(root):
+        if isinstance(wrapper, Float32Outputs):
+            wrapper.loop_check = check
+
+
 def _layers(root: nn.Module) -> list[nn.Module]:
     """List what computes products, but not where some parts are kept in float32, or compiled."""
     found: list[nn.Module] = [each for each in root.modules() if isinstance(each, PRODUCTS)]
@@ -388,13 +389,9 @@ def _has_gradients(owner: Any) -> bool:
     return any(p.grad is not None for group in owner.param_groups for p in group["params"])
 
 
-def _is_ours(frame: types.FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_PACKAGES)
-
-
 def _warn(text: str) -> None:
     """Warn at the line of the loop: the nearest frame that is neither torch's nor ours."""
     level, frame = 1, sys._getframe(0)
-    while _is_ours(frame) and frame.f_back is not None:
+    while is_ours(frame) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     warnings.warn(f"{text}. {_SILENCE}", AutoprecWarning, stacklevel=level)

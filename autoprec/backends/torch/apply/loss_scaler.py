@@ -81,6 +81,12 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         used = getattr(self, "_scale", None) is not None  # a disabled one has none
         return used or self._stepped or self._skipped or self.counts.steps > 0
 
+    @property
+    def has_unscaled(self) -> bool:
+        """Return whether it unscaled the gradients of an optimizer, for a step or a skip."""
+        known = self._stepped or self._skipped or self.counts.steps or self.counts.skipped
+        return bool(known or self._per_optimizer_states)
+
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients; on a device without float64 in float32.
 
@@ -125,7 +131,10 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
 
     def _has_complex(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether it holds complex parameters; looked up again where it holds more."""
-        number = sum([len(group["params"]) for group in optimizer.param_groups])
+        try:
+            number = sum([len(group["params"]) for group in optimizer.param_groups])
+        except AttributeError as error:
+            raise _no_optimizer(optimizer) from error
         known, answer = self._complex.get(id(optimizer), (-1, False))
         if known != number:
             answer = any(
@@ -328,11 +337,22 @@ def _as_real(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    for group in optimizer.param_groups:  # in every step: the first parameter answers, mostly
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                return True
+    try:
+        for group in optimizer.param_groups:  # in every step: the first parameter answers, mostly
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    return True
+    except AttributeError as error:
+        raise _no_optimizer(optimizer) from error
     return False
+
+
+def _no_optimizer(given: Any) -> UsageError:
+    return UsageError(
+        f"{type(given).__name__} given, expected a torch.optim.Optimizer, whose param_groups say "
+        "which gradients to unscale: derive it from that class, or use mixed_bfloat16, which needs "
+        "no loss scale"
+    )
 
 
 def _as_float32(value: float) -> float:

@@ -259,8 +259,11 @@ class OptimizerSteps:
             self._scaler.step(optimizer)
             changed |= self._scaler.changed_by_last_step
             optimizer.zero_grad(set_to_none=True)
-        self._accumulation.reset(chosen)
-        if self._accumulation.largest_count(self._optimizers) == 0:
+        if chosen is self._optimizers:
+            self._accumulation.clear()
+        else:
+            self._accumulation.reset(chosen)
+        if chosen is self._optimizers or self._accumulation.largest_count(self._optimizers) == 0:
             self._scaler.update()
         return changed
 

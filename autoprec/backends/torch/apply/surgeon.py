@@ -242,5 +242,7 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
-                f"optimizer: {type(optimizer).__name__} given, expected a torch.optim.Optimizer"
+                f"optimizer: {type(optimizer).__name__} given, expected a torch.optim.Optimizer. "
+                "Derive the class from it; or leave it out, call precision.forward(inputs), and "
+                "step it by itself, which a profile without a loss scale allows"
             )

@@ -1,0 +1,91 @@
+"""A skipped float16 step spoils no state that its first step makes, or that hooks keep."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.backends.torch.buffered import samples
+from tests.backends.torch.operated import FLOAT16, adam, apply
+
+pytestmark = pytest.mark.torch
+
+MADE: dict[str, Any] = {}
+
+
+class Making(nn.Module):
+    """Makes the places of its averages in its first step, in a dict and in a global one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.sums = nn.Linear(6, 3), defaultdict[str, float](float)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        mean = h.detach().float().mean(0)
+        MADE["mean"] = 0.9 * MADE.get("mean", torch.zeros(3)) + mean
+        MADE["number"] = 0.9 * MADE.get("number", 0.0) + float(mean.mean())
+        self.sums["number"] += float(mean.mean())
+        return h
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_skipped_step_leaves_nothing_infinite_in_places_that_it_made(at: int) -> None:
+    MADE.clear()
+    model = Making()
+    precision = apply(FLOAT16, model, adam(model))
+    for index, (inputs, targets) in enumerate(samples(7, overflowing=[at])):
+        loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
+        assert precision.backward_and_step(loss) is (index != at)
+    assert MADE["mean"].isfinite().all()
+    assert math.isfinite(MADE["number"])
+    assert math.isfinite(model.sums["number"])
+
+
+class Shown:
+    """Averages what a layer is seen to give."""
+
+    def __init__(self) -> None:
+        self.average, self.number = torch.zeros(3), 0.0
+
+    def __call__(self, module: nn.Module, args: Any, outputs: Tensor) -> None:
+        self.average = 0.9 * self.average + outputs.detach().float().mean(0)
+        self.number = 0.9 * self.number + outputs.abs().mean().item()
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        self(module, args, args[0])
+
+
+def closed_over(shown: Shown) -> Callable[..., None]:
+    def hook(*seen: Any) -> None:
+        shown(*seen)
+
+    return hook
+
+
+@pytest.mark.parametrize("applied_first", [True, False])
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("how", ["object", "method", "closure"])
+def test_a_skipped_step_leaves_nothing_infinite_in_what_hooks_see(
+    how: str, at: int, applied_first: bool
+) -> None:
+    torch.manual_seed(0)
+    model, shown = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3)), Shown()
+    precision = apply(FLOAT16, model, adam(model)) if applied_first else None
+    if how == "method":
+        model[1].register_forward_pre_hook(shown.before)
+    else:
+        hook = shown if how == "object" else closed_over(shown)
+        model[1].register_forward_hook(hook)
+    precision = precision or apply(FLOAT16, model, adam(model))
+    for index, (inputs, targets) in enumerate(samples(7, overflowing=[at])):
+        loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
+        assert precision.backward_and_step(loss) is (index != at)
+        assert shown.average.isfinite().all()
+        assert math.isfinite(shown.number)
