@@ -117,12 +117,13 @@ test-release: $(VENV)/.all-installed  ## Run the tests of packaging and of rehea
 	$(RUN_FILES_IN_PARALLEL) -m "release and torch"
 	$(RUN_FILES_IN_PARALLEL) -m "release and keras"
 
-# Needs a Chromium besides (Debian: apt install chromium).
+# The trainers' tests are marked `release`, so that CI runs them, too. The others need a Chromium
+# besides (Debian: apt install chromium).
 .PHONY: test-integrations
-test-integrations: $(VENV)/.integrations-installed  ## Run the tests with a browser, experiment trackers and trainers.
-	$(PYTEST) -m "integrations and not torch and not keras"
-	$(PYTEST) -m "integrations and torch"
-	$(PYTEST) -m "integrations and keras"
+test-integrations: $(VENV)/.integrations-installed  ## Run the tests with trainers (as CI does), a browser and experiment trackers.
+	$(RUN_FILES_IN_PARALLEL) tests/integrations -m "not torch and not keras"
+	$(RUN_FILES_IN_PARALLEL) tests/integrations -m "torch and not gpu"
+	$(RUN_FILES_IN_PARALLEL) tests/integrations -m "keras and not gpu"
 
 # Exit code 5 (no test found) is accepted for Keras only, which has no GPU tests: not every machine
 # has a TensorFlow that sees its GPU.

@@ -63,6 +63,8 @@ class Task:
     the ranks that train together; None where it trains alone. `surveyed` is how many batches a
     description looked at: 0 where all had the same shape, None where there was none. `fixed_batch`
     says why `build_data` yields batches of one size only; empty where it does as it is asked.
+    `weigh(micro_batches)` returns those of one update so that the mean of their losses is the whole
+    update's; None where it is that already.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Task:
     place: RankPlace | None = None
     surveyed: int | None = None
     fixed_batch: str = ""
+    weigh: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
 
 #: The share of an accelerator's free memory that a process may use: the framework's context, its

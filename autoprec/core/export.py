@@ -21,6 +21,12 @@ _TF32_ENVIRONMENT = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 
 def export(recipe: Recipe, target: str) -> tuple[str, tuple[str, ...]]:
     """Return the text of a settings file for `target`, a key of `TARGETS`, and what is left out."""
+    settings, left = settings_of(recipe, target)
+    return _text(settings, target), tuple(f"{name} ({what})" for name, what in left.items())
+
+
+def settings_of(recipe: Recipe, target: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings for `target`, and by name what of the recipe has none there."""
     settings, carried = TARGETS[target](recipe)
     left = {
         "float32_modules": ", ".join(recipe.float32_modules),
@@ -33,9 +39,7 @@ def export(recipe: Recipe, target: str) -> tuple[str, tuple[str, ...]]:
         "accumulation_steps": str(recipe.accumulation_steps),
         **{name: str(value) for name, value in recipe.knobs.items()},
     }
-    return _text(settings, target), tuple(
-        f"{name} ({what})" for name, what in left.items() if what and name not in carried
-    )
+    return dict(settings), {k: v for k, v in left.items() if v and k not in carried}
 
 
 def _text(settings: Settings, target: str) -> str:

@@ -21,8 +21,11 @@ class AttachedProfile(ChosenProfile):
     """A profile that can be attached, detached and attached again; see `Settings`.
 
     Where the script itself accumulates, the first update's calls of the model are compared with
-    the profile's: `script_accumulates`.
+    the profile's: `script_accumulates`. A trainer that `weighs` micro-batches by what they hold may
+    have unequal ones.
     """
+
+    weighs = False
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class AttachedProfile(ChosenProfile):
             casts_itself=casts_itself,
         )
         self.attached.compares_calls = self._script_accumulates
+        self.attached.weighs = self.weighs
         self._checks.begin(surgeon, self.attached, model=model, device=device)
 
     def add_optimizer(self, optimizer: Any) -> None:

@@ -25,6 +25,8 @@ from autoprec.integrations.accelerate import bind_loop, facts_of
 from autoprec.integrations.seam import ForeignLoop
 from autoprec.integrations.settings import Settings
 
+_SCALED = "loss_is_scaled_for_ga"
+
 
 def apply(
     trainer: Any,
@@ -46,13 +48,13 @@ def apply(
     if in_worker():  # the Trainer is tuned as the script made it
         return loop
     loop.require(_facts(trainer))
+    given = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     if keep_batch:
-        loop.keep_batch(
-            arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
-        )
+        loop.keep_batch(*given)
     else:
         loop.require({"leaves_out_items": _leaves_out_items(trainer)})
     _set_batch(trainer, loop)
+    loop.weighs = _adds_up(trainer)
     bind_loop(loop, trainer.accelerator, accumulates=False)
     make = trainer.create_accelerator_and_postprocess
 
@@ -112,21 +114,28 @@ def _facts(trainer: Any) -> dict[str, Any]:
     }
 
 
+def _adds_up(trainer: Any) -> bool:
+    """Say whether the Trainer adds up the losses of micro-batches, where others average."""
+    said: bool | None = getattr(trainer, _SCALED, None)
+    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    return counted if said is None else said
+
+
 def _leaves_out_items(trainer: Any) -> str:
     """Name what computes the loss and never reads the number of the update's tokens.
 
-    The Trainer takes such a loss for one that is normalised over the update, and does not divide it
-    by the micro-batches. Empty where that cannot be told from the code, or does not matter.
+    The Trainer adds up such losses. Empty where the code does not tell, or it does not matter.
     """
-    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func
-    if getattr(trainer, "loss_is_scaled_for_ga", None) is not None or not counted:
+    if getattr(trainer, _SCALED, None) is not None or not _adds_up(trainer):
         return ""
     computes = trainer.compute_loss_func or trainer.compute_loss
     if computes.__module__.startswith("transformers."):
         if trainer.label_smoother is not None:
             return ""
         computes = trainer.model.forward
-    return "" if _reads(computes, "num_items_in_batch") else _name(computes)
+    if _reads(computes, "num_items_in_batch"):
+        return ""
+    return getattr(inspect.unwrap(computes), "__qualname__", type(computes).__name__)
 
 
 def _reads(function: Callable[..., Any], argument: str) -> bool:
@@ -138,7 +147,3 @@ def _reads(function: Callable[..., Any], argument: str) -> bool:
     wanted = {argument, *(each.name for each in given if each.kind is each.VAR_KEYWORD)}
     found = (each.argval for each in dis.get_instructions(code))
     return any(wanted.intersection(v if isinstance(v, tuple) else (v,)) for v in found)
-
-
-def _name(function: Any) -> str:
-    return getattr(inspect.unwrap(function), "__qualname__", type(function).__name__)

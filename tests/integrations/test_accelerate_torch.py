@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import ProjectConfiguration
 from torch import nn
 
 from autoprec import Policy, Recipe
@@ -105,17 +106,19 @@ def test_the_loop_trains_what_our_own_trains(policy: Policy, optimizer_first: bo
     assert wrapped_modules(model) == []
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_the_last_partial_update_is_the_mean_of_what_it_holds(epochs: int) -> None:
+@pytest.mark.parametrize(("epochs", "clip"), [(1, None), (2, None), (2, 0.05)])
+def test_the_last_partial_update_is_the_mean_of_what_it_holds(
+    epochs: int, clip: float | None
+) -> None:
     recipe = recipe_of(Policy.FLOAT32, accumulation_steps=3)
-    losses, expected = reference(recipe, images(56), epochs=epochs, dropout=0.0, clip=0.05)
+    losses, expected = reference(recipe, images(56), epochs=epochs, dropout=0.0, clip=clip)
     accelerator = Accelerator(cpu=True)
     bind(accelerator, recipe)
     model = net(0.0)
     model, optimizer, batches = accelerator.prepare(
         model, momentum(model.parameters()), loader(56, 8)
     )
-    found = train(accelerator, model, optimizer, batches, epochs=epochs, clip=0.05)
+    found = train(accelerator, model, optimizer, batches, epochs=epochs, clip=clip)
     assert found == pytest.approx(losses, rel=1e-6)
     assert relative(model, expected) < 1e-6
 
@@ -184,6 +187,38 @@ def test_a_saved_state_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
             assert plain.state_dict() == state
         assert precision.scaler.get_scale() == 1024.0 * 2**5
         precision.detach()
+
+
+@pytest.mark.parametrize("found", ["named", "found by accelerate"])
+def test_a_float32_checkpoint_starts_at_the_profiles_scale(tmp_path: Path, found: str) -> None:
+    """And a state without its model is the error that it is."""
+    project = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=found != "named")
+    folder = str(tmp_path / "state") if found == "named" else None
+    weights: list[Any] = []
+    for policy in (Policy.FLOAT32, Policy.MIXED_FLOAT16):
+        AcceleratorState._reset_state(True)
+        accelerator = Accelerator(cpu=True, project_config=project)
+        precision = bind(accelerator, recipe_of(policy))
+        model = net(0.0)
+        model, optimizer = accelerator.prepare(model, momentum(model.parameters()))
+        if policy is Policy.FLOAT32:
+            train(accelerator, model, optimizer, loader(32, 8), epochs=1)
+            accelerator.save_state(folder)
+            weights.append({k: v.clone() for k, v in model.state_dict().items()})
+            continue
+        accelerator.load_state(folder)
+        assert accelerator.scaler is precision.scaler
+        assert accelerator.scaler.get_scale() == 1024.0
+        loaded = model.state_dict()
+        assert all(torch.equal(loaded[name], value) for name, value in weights[0].items())
+        assert optimizer.state_dict()["state"][0]["momentum_buffer"].abs().sum() > 0
+        train(accelerator, model, optimizer, loader(32, 8), epochs=1)
+        assert precision.steps == 2
+        for path in tmp_path.rglob("model.safetensors"):
+            path.unlink()
+        with pytest.raises(FileNotFoundError, match="pytorch_model"):
+            accelerator.load_state(folder)
+        assert accelerator.scaler is precision.scaler
 
 
 def test_binding_one_accelerator_leaves_another_as_it_is() -> None:

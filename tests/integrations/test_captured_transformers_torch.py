@@ -13,7 +13,6 @@ from transformers import Trainer
 
 from autoprec.backends.capture import task_of
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.backend import TorchBackend
 from autoprec.errors import UsageError
 from autoprec.workers.sent_objects import receive, sent
 from tests.backends.torch.capture.captured import BATCHES, first_loss
@@ -21,9 +20,7 @@ from tests.integrations.trained import images, momentum, net
 from tests.integrations.transformers_trainings import (
     Classifier,
     arguments,
-    language_model,
     samples,
-    texts,
     trainer_of,
 )
 
@@ -76,25 +73,6 @@ def test_clip_batch_and_the_optimizers_groups_are_the_tasks(tmp_path: Path) -> N
     optimizer = task.build_optimizer(task.build_model())
     assert [(g["weight_decay"], g["lr"]) for g in optimizer.param_groups] == [(0.1, 0.1), (0, 0.1)]
     assert not list(tmp_path.iterdir())  # no output folder is made, and nothing written
-
-
-def test_a_trainer_of_tokens_that_differ_is_not_split_and_says_why(tmp_path: Path) -> None:
-    def collated(rows: list[Any]) -> dict[str, torch.Tensor]:
-        return {key: torch.tensor([row[key] for row in rows]) for key in rows[0]}
-
-    trainer = Trainer(
-        model=language_model(),
-        args=arguments(tmp_path, gradient_accumulation_steps=1),
-        train_dataset=texts(),
-        data_collator=collated,
-    )
-    facts = TorchBackend().describe(
-        task_of(trainer, name="task"), device="cpu", seed=0, batch_size=8, report=lambda *_: None
-    )
-    assert not facts.splittable
-    assert "a mean over padded texts does this" in facts.split_reason or (
-        "a mean over what is counted" in facts.split_reason
-    )
 
 
 def test_an_optimizer_that_was_given_is_taken(tmp_path: Path) -> None:

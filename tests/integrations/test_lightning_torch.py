@@ -17,7 +17,6 @@ from autoprec.errors import AutoprecWarning, UsageError
 from autoprec.integrations.lightning import fabric_plugin, plugin
 from tests.integrations.lightning_modules import (
     PACKAGES,
-    fabric_of,
     module_of,
     pytorch_of,
     trainer_of,
@@ -72,7 +71,7 @@ def test_automatic_optimization_trains_what_our_own_loop_trains(
     assert made.loop.ran is None  # detached
     if policy.mixed:
         plain, _ = reference(recipe_of(Policy.FLOAT32), images(80), epochs=4)
-        assert max(abs(a - b) for a, b in zip(plain, losses, strict=True)) > 1e-5
+        assert max(abs(a / b - 1) for a, b in zip(plain, losses, strict=True)) > 1e-4
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -111,6 +110,28 @@ def test_what_ran_is_known_after_the_first_update() -> None:
     assert look.ran.padded == ("wide",)
     assert look.ran.memory_format == "channels_last"
     assert look.ran.batch == 8
+
+
+def test_images_are_laid_out_for_a_module_that_is_never_called_itself() -> None:
+    pl = pytorch_of("lightning")
+    seen = []
+
+    class Lit(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            seen.append(batch[0].is_contiguous(memory_format=torch.channels_last))
+            outputs = self.head(self.conv(batch[0]).mean((2, 3)))
+            return nn.functional.cross_entropy(outputs, batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return momentum(self.parameters())
+
+    made = plugin(Recipe(batch_size=8, memory_format="channels_last"), package="lightning")
+    trainer_of("lightning", made, max_epochs=1).fit(Lit(), loader(16, 8))
+    assert seen == [True, True]
 
 
 def test_a_loader_of_another_batch_is_named_once() -> None:
@@ -314,44 +335,6 @@ def test_a_plugin_travels_to_other_processes(package: str) -> None:
     for make in (plugin, fabric_plugin):
         made = make(recipe_of(Policy.MIXED_BFLOAT16), package=package)
         assert pickle.loads(pickle.dumps(made)).batch_size == 8
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_fabric_trains_what_our_own_loop_trains(package: str, policy: Policy) -> None:
-    recipe = recipe_of(policy, accumulation_steps=1)
-    losses, expected = reference(recipe, images(80), epochs=2, clip=None)
-    made = fabric_plugin(recipe, package=package, watch=False)
-    fabric = fabric_of(package).Fabric(accelerator="cpu", devices=1, plugins=[made])
-    model = net()
-    module, optimizer = fabric.setup(model, momentum(model.parameters()))
-    found = []
-    with watched(model) as seen:
-        for _ in range(2):
-            for inputs, targets in loader(80, made.batch_size):
-                torch.manual_seed(len(found))
-                loss = nn.functional.cross_entropy(module(inputs), targets)
-                found.append(loss.item())
-                fabric.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-    assert found == pytest.approx(losses, rel=1e-3 if policy.mixed else 1e-6)
-    assert relative(model, expected) < (1e-2 if policy.mixed else 1e-6)
-    assert made.loop.steps == 20
-    if policy is Policy.MIXED_BFLOAT16:
-        assert seen.of("train") == RIGHT
-        assert seen.columns == {32}
-        assert made.loop.ran.batch == 8
-    made.teardown()
-    assert wrapped_modules(model) == []
-
-
-def test_a_second_model_of_one_fabric_is_refused() -> None:
-    made = fabric_plugin(recipe_of(Policy.MIXED_BFLOAT16), package="lightning")
-    fabric = fabric_of("lightning").Fabric(accelerator="cpu", devices=1, plugins=[made])
-    fabric.setup(net())
-    with pytest.raises(UsageError, match=r"set up Linear after Net, .* Fabric of their own"):
-        fabric.setup(nn.Linear(2, 2))
 
 
 def test_one_line_beside_another_precision_is_lightnings_own_error() -> None:

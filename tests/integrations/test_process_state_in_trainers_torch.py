@@ -106,6 +106,22 @@ def test_a_training_with_checks_leaves_tf32_as_it_is(training: Training, tmp_pat
     assert readings() == before
 
 
+def test_a_float32_profile_that_compiles_computes_in_float32(tmp_path: Path) -> None:
+    """And either of torch's interfaces can be read, whichever a script writes next."""
+    trainer = trainer_of(tmp_path)
+    recipe = replace(recipe_of(Policy.FLOAT32), compile=True)
+    precision = apply(trainer, recipe)
+    trainer.accelerator.prepare_model(trainer.model)
+    matmul: Any = torch.backends.cuda.matmul
+    assert matmul.allow_tf32 is False
+    assert matmul.fp32_precision in ("none", "ieee")
+    for wanted in (True, False):
+        matmul.allow_tf32 = wanted
+        assert matmul.fp32_precision == ("tf32" if wanted else "ieee")
+    precision.detach()
+    assert matmul.allow_tf32 is False
+
+
 @pytest.mark.usefixtures("written")
 def test_a_float32_profile_that_compiles_leaves_tf32_as_it_is(tmp_path: Path) -> None:
     """The Trainer's own torch_compile=True switches it on."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
+import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from tests.code_blocks import ROOT, block
 from tests.integrations.lightning_modules import fabric_of, pytorch_of
 
 pytestmark = [
-    pytest.mark.integrations,
+    pytest.mark.release,
     pytest.mark.usefixtures("without_tensorflow"),
     pytest.mark.filterwarnings("default"),
 ]
@@ -107,6 +110,57 @@ def test_a_script_trains_in_both_forms(
         assert state["AutoprecPrecision"]["counts"]["steps"] == state["global_step"]
 
 
+RESUME_LIGHTNING = """
+import sys
+sys.path.insert(0, {folder!r})
+from lightning_{form} import *
+plugins = [{plugin}]
+trainer = pl.Trainer(
+    max_epochs=2, accelerator="cpu", devices=1, gradient_clip_val=1.0, plugins=plugins,
+    logger=False, enable_checkpointing=False,
+)
+trainer.fit(Classifier(), Digits(32), ckpt_path="checkpoints/last.ckpt", weights_only=True)
+assert trainer.global_step == 90, trainer.global_step
+print(f"accuracy {{float(trainer.callback_metrics['val_acc']):.3f}}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["before", "after"])
+def test_a_checkpoint_of_the_lightning_project_loads_in_its_other_form(
+    first: str, write_profile: WriteProfile
+) -> None:
+    folder = write_profile(Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=32), "torch").parent
+    run(f"lightning_{first}.py", folder)
+    second = "after" if first == "before" else "before"
+    code = RESUME_LIGHTNING.format(
+        folder=str(FOLDER),
+        form=second,
+        plugin='plugin("model.profile.yaml")' if second == "after" else "",
+    )
+    (folder / "resume.py").write_text(code)
+    measure, value = run(str(folder / "resume.py"), folder).split()
+    assert measure == "accuracy"
+    assert float(value) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["before", "after"])
+def test_a_checkpoint_of_the_trainers_project_loads_in_its_other_form(
+    first: str, write_profile: WriteProfile
+) -> None:
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8, accumulation_steps=4)
+    folder = write_profile(recipe, "torch").parent
+    run(f"transformers_{first}.py", folder)
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-10")
+    second = "after" if first == "before" else "before"
+    run(f"transformers_{second}.py", folder, "--resume")
+    state = json.loads((folder / "checkpoints/checkpoint-10/trainer_state.json").read_text())
+    assert [each["step"] for each in state["log_history"]] == [5, 10]  # went on from the fifth
+    first_loss, last_loss = (each["loss"] for each in state["log_history"])
+    assert last_loss < first_loss
+
+
 def _moved(source: Path, target: Path) -> Path:
     (target / "last.pt").write_bytes((source / "last.pt").read_bytes())
     return target
@@ -150,6 +204,20 @@ def test_the_transformers_page(tmp_path: Path) -> None:
     names: dict[str, Any] = {"trainer": Trainer(model=nn.Linear(4, 4), args=arguments)}
     exec(block("docs/trainers-transformers.md", 0), names)
     assert names["precision"].policy is Policy.MIXED_BFLOAT16
+
+
+@pytest.mark.usefixtures("profile_here")
+def test_the_sections_on_timm_and_deepspeed() -> None:
+    model = nn.Linear(4, 4)
+    given = {"batch_size": 16, "grad_accum_steps": 1, "amp": False, "torchcompile": None}
+    names: dict[str, Any] = {"model": model, "args": Namespace(**given)}
+    names["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
+    exec(block("docs/trainers.md", 2), names)
+    with names["amp_autocast"]():
+        assert model(torch.ones(16, 4)).dtype is torch.float32
+    assert names["loss_scaler"].loop.policy is Policy.MIXED_BFLOAT16
+    exec(block("docs/trainers.md", 3), names)
+    assert names["settings"]["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])

@@ -32,24 +32,26 @@ def overflow_in(model: Classifier, steps: list[int]) -> None:
     model.net.head.bias.register_hook(overflow)
 
 
-def test_overflows_are_skipped_by_scale_and_scheduler(tmp_path: Path) -> None:
-    recipe = recipe_of(Policy.MIXED_FLOAT16, accumulation_steps=1, loss_scale=SCALE)
-    trainer = trainer_of(
-        tmp_path, gradient_accumulation_steps=1, max_steps=10, lr_scheduler_type="linear"
-    )
+@pytest.mark.parametrize(
+    ("optimizer", "fused"), [("sgd", False), ("adamw_torch", False), ("adamw_torch", True)]
+)
+def test_overflows_are_skipped_by_scale_and_scheduler(
+    tmp_path: Path, optimizer: str, fused: bool
+) -> None:
+    knobs = {"fused_optimizer": True} if fused else {}
+    recipe = recipe_of(Policy.MIXED_FLOAT16, accumulation_steps=1, loss_scale=SCALE, knobs=knobs)
+    settings = {"max_steps": 10, "lr_scheduler_type": "linear", "optim": optimizer}
+    trainer = trainer_of(tmp_path, gradient_accumulation_steps=1, **settings)
     precision = apply(trainer, recipe)
-    scales: list[float] = []
     overflow_in(trainer.model, [])
-
-    class Look(TrainerCallback):
-        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            scales.append(precision.scaler.get_scale())
-
-    trainer.add_callback(Look())
+    seen = EachUpdate(trainer, precision)
     with pytest.warns(AutoprecWarning, match="256, its floor"):
         trainer.train()
-    assert scales == SCALES
+    assert seen.scales == SCALES
+    unchanged = [n for n in range(1, 11) if torch.equal(seen.weights[n], seen.weights[n - 1])]
+    assert unchanged == list(OVERFLOWS)
     assert precision.skipped == 4
+    assert precision.scaler.counts.floor_hits == 2
     assert trainer.state.global_step == 10
     assert trainer.lr_scheduler.last_epoch == 6  # the Trainer's rule: not on skipped updates
 

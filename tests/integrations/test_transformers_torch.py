@@ -15,7 +15,7 @@ from autoprec import Policy, Recipe
 from autoprec.core.recipe import Alignment
 from autoprec.errors import AutoprecWarning, UsageError
 from autoprec.integrations.transformers import apply
-from tests.integrations.trained import RIGHT, recipe_of, watched, wrapped_modules
+from tests.integrations.trained import RIGHT, recipe_of, relative, watched, wrapped_modules
 from tests.integrations.transformers_trainings import (
     Classifier,
     Losses,
@@ -60,6 +60,36 @@ def test_the_trainer_trains_under_the_profile(tmp_path: Path, policy: Policy) ->
     assert precision.ran.problems(recipe) == ()
     precision.detach()
     assert wrapped_modules(trainer.model) == []
+
+
+@pytest.mark.parametrize(("epochs", "clip"), [(1, 0.0), (2, 0.0), (2, 0.05)])
+def test_the_last_partial_update_is_the_mean_of_what_it_holds(
+    tmp_path: Path, epochs: int, clip: float
+) -> None:
+    """7 micro-batches, 3 to an update."""
+    recipe = recipe_of(Policy.FLOAT32, accumulation_steps=3)
+    settings = {"num_train_epochs": epochs, "max_grad_norm": clip, "weight_decay": 0.0}
+    trainer = trainer_of(tmp_path, count=56, gradient_accumulation_steps=1, **settings)
+    batches: list[Any] = []
+    losses = Losses(trainer, batches)
+    with pytest.warns(AutoprecWarning, match="holds 24 samples"):
+        apply(trainer, recipe)
+    trainer.train()
+    assert trainer.state.global_step == 3 * epochs
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = []
+    for start in range(0, len(batches), 7):
+        for first, last in ((0, 3), (3, 6), (6, 7)):
+            for batch in batches[start + first : start + last]:
+                loss = model(**batch)["loss"] / (last - first)
+                expected.append(loss.item())
+                loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), clip or torch.inf)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert losses.found == pytest.approx(expected, rel=1e-5)
+    assert relative(trainer.model, model) < 1e-5  # padded and laid out otherwise
 
 
 def test_evaluating_without_training_runs_under_the_profile(tmp_path: Path) -> None:
@@ -133,146 +163,6 @@ def test_the_signature_that_the_trainer_reads_stays(tmp_path: Path) -> None:
     assert trainer.model_accepts_loss_kwargs is accepted is False
     assert {"pixels", "labels"} <= set(trainer._signature_columns)
     precision.detach()
-
-
-@pytest.mark.parametrize("with_function", [False, True])
-def test_split_updates_weigh_tokens_as_whole_ones_do(tmp_path: Path, with_function: bool) -> None:
-    """8 micro-batches of 4 against one of 32; the mean of their means would be another gradient."""
-    gradients = []
-
-    def loss_of(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        logits = outputs["logits"][:, :-1].flatten(0, 1)
-        total = nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
-        return total / num_items_in_batch
-
-    for batch, steps in ((32, 1), (4, 8)):
-        trainer = with_texts(tmp_path, compute_loss_func=loss_of if with_function else None)
-        accepted = trainer.model_accepts_loss_kwargs
-        apply(trainer, Recipe(batch_size=batch, accumulation_steps=steps))
-        assert trainer.model_accepts_loss_kwargs is accepted
-        found = keep_gradients(trainer)
-        trainer.train()
-        gradients.append(found)
-    for whole, split in zip(*gradients, strict=True):
-        torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
-    assert difference(naive(texts()), gradients[0]) > 0.05
-
-
-class TakesMore(nn.Module):
-    """Takes further arguments, as the Trainer's own models do, and makes nothing of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = language_model()
-
-    def forward(self, input_ids: Any, labels: Any = None, **kwargs: Any) -> Any:
-        return self.inside(input_ids=input_ids, labels=labels)
-
-
-class OwnLoss(Trainer):
-    """Computes the loss itself, a mean over each micro-batch."""
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        return model(**inputs).loss
-
-
-class PassesOn(OwnLoss):
-    """Leaves the loss to the Trainer."""
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return Trainer.compute_loss(self, model, inputs, *args, **kwargs)
-
-
-def mean_of(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs["logits"].flatten(0, 1), labels.flatten())
-
-
-def with_texts(
-    folder: Path, kind: type[Trainer] = Trainer, model: Any = None, **settings: Any
-) -> Trainer:
-    return kind(
-        model=model or language_model(),
-        args=arguments(
-            folder,
-            max_steps=1,
-            per_device_train_batch_size=32,
-            gradient_accumulation_steps=1,
-            max_grad_norm=0.0,
-            seed=1,
-        ),
-        train_dataset=texts(),
-        **settings,
-    )
-
-
-@pytest.mark.parametrize(
-    ("named", "kind", "make", "settings"),
-    [
-        ("TakesMore.forward", Trainer, TakesMore, {}),
-        ("OwnLoss.compute_loss", OwnLoss, language_model, {}),
-        ("mean_of", Trainer, language_model, {"compute_loss_func": mean_of}),
-    ],
-)
-def test_a_loss_that_leaves_the_updates_tokens_out_is_not_split(
-    tmp_path: Path, named: str, kind: Any, make: Any, settings: dict[str, Any]
-) -> None:
-    """The Trainer takes it for one that is normalised over the update: 8 times the gradient."""
-    recipe = Recipe(batch_size=4, accumulation_steps=8)
-    trainer = with_texts(tmp_path, kind, make(), **settings)
-    with pytest.raises(UsageError, match=rf"{named} makes nothing of .*loss_is_scaled_for_ga"):
-        apply(trainer, recipe)
-    apply(with_texts(tmp_path, kind, make(), **settings), recipe, keep_batch=True)
-    trainer.loss_is_scaled_for_ga = False
-    apply(trainer, recipe)
-
-
-def test_a_loss_that_is_left_to_the_trainer_is_split(tmp_path: Path) -> None:
-    apply(with_texts(tmp_path, PassesOn), Recipe(batch_size=4, accumulation_steps=8))
-
-
-def test_what_is_refused_would_have_had_another_gradient(tmp_path: Path) -> None:
-    norms = []
-    for steps, scaled in ((1, None), (8, None), (8, False)):
-        trainer = with_texts(tmp_path, OwnLoss)
-        trainer.args.per_device_train_batch_size = 32 // steps
-        trainer.args.gradient_accumulation_steps = steps
-        trainer._train_batch_size = 32 // steps
-        trainer.loss_is_scaled_for_ga = scaled
-        found = keep_gradients(trainer)
-        trainer.train()
-        norms.append(float(torch.cat([each.flatten() for each in found]).norm()))
-    assert norms[1] > 4 * norms[0]
-    assert norms[2] < 2 * norms[0]
-
-
-def keep_gradients(trainer: Trainer) -> list[torch.Tensor]:
-    """Return a list that will hold the first update's gradients."""
-    found: list[torch.Tensor] = []
-    own = trainer._get_grad_norm
-
-    def note(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        found.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
-        return own(model, *args, **kwargs)
-
-    trainer._get_grad_norm = note
-    return found
-
-
-def naive(data: list[dict[str, list[int]]]) -> list[torch.Tensor]:
-    """Return the gradient of the mean of the micro-batches' means."""
-    model = language_model()
-    for start in range(0, 32, 4):
-        rows = data[start : start + 4]
-        ids, labels = (torch.tensor([r[key] for r in rows]) for key in ("input_ids", "labels"))
-        (model(input_ids=ids, labels=labels).loss / 8).backward()
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    a, b = (torch.cat([each.flatten() for each in many]) for many in (found, expected))
-    return float((a - b).norm() / b.norm())
 
 
 def test_a_language_model_with_adapters_has_its_islands_by_the_tuned_paths(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from autoprec import Recipe, apply_profile
 from tests.code_blocks import ROOT
 
-pytestmark = [pytest.mark.integrations, pytest.mark.slow]
+pytestmark = [pytest.mark.release, pytest.mark.slow]
 
 TRAINERS = ("lightning", "accelerate")
 

@@ -59,14 +59,17 @@ def trainer_of(folder: Path, model: Any = None, count: int = 64, **settings: Any
 
 
 class Losses:
-    """Keeps the losses of a Trainer's micro-batches."""
+    """Keeps the losses of a Trainer's micro-batches, and the batches where it is given a list."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, batches: list[Any] | None = None) -> None:
         self.found: list[float] = []
+        self.batches = batches
         self.own = trainer.training_step
         trainer.training_step = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.batches is not None:
+            self.batches.append(dict(args[1]))
         loss = self.own(*args, **kwargs)
         self.found.append(loss.item())
         return loss

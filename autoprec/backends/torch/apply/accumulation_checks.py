@@ -2,18 +2,89 @@
 
 A loop written without accumulation clears gradients at its top and steps its scheduler at its end,
 once for every batch. With accumulation the first loses all but the last micro-batch's gradients,
-and the second decays the learning rate too early: neither raises anything by itself.
+and the second decays the learning rate too early: neither raises anything by itself. Nor does a
+loader whose micro-batches differ: each counts as much as the others, however little it holds.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.errors import AutoprecWarning, UsageError
+
+_IGNORED = -100
+"""The label that torch's losses leave out of their mean."""
+
+_OF_LABELS = "Divide each loss by the labels of the whole update, or use a batch that is not split"
+
+
+class UnequalBatches:
+    """Says, once, that the micro-batches of one update do not hold as much as each other.
+
+    Samples are compared in every update: a loader's last batch may be short. Labels of sequences,
+    but for ignored ones, are counted in the first update, so that no later one waits for a device.
+    """
+
+    def __init__(self) -> None:
+        self._batch: Any = None
+        self._update, self._is_over = 0, False
+        self._samples, self._labels = list[int](), list[torch.Tensor]()
+
+    def note(self, batch: Any, *, again: bool = False) -> None:
+        """Note what the next backward pass is of; a model's calls may do it `again`."""
+        if torch.is_grad_enabled() and not (again and self._batch is not None):
+            self._batch = batch
+
+    def count(self, update: int) -> None:
+        """Count what was noted as a micro-batch of this update, after its backward pass."""
+        batch, self._batch = self._batch, None
+        if self._is_over or batch is None:
+            return
+        if update != self._update:
+            self._say_if_unequal("labels", [int(each) for each in self._labels], _OF_LABELS)
+            self._update = update
+            self._samples.clear()
+            self._labels.clear()
+        samples, labels = _samples(batch), _labels(batch)
+        if samples is not None:
+            self._samples.append(samples)
+            self._say_if_unequal("samples", self._samples, "Give the loader drop_last=True")
+        if labels is not None and update == 0:
+            self._labels.append((labels != _IGNORED).sum())
+
+    def _say_if_unequal(self, what: str, held: Sequence[int], instead: str) -> None:
+        if len(set(held)) < 2 or self._is_over:
+            return
+        self._is_over = True
+        warnings.warn(
+            f"the micro-batches of one update hold {', '.join(map(str, held))} {what}, and each of "
+            "them counts as much as the others: the mean of their losses is not that of a batch "
+            f"that is not split. {instead}. To silence: filter autoprec.errors.AutoprecWarning",
+            AutoprecWarning,
+            stacklevel=5,
+        )
+
+
+def _samples(batch: Any) -> int | None:
+    """Return the first dimension of a batch's tensors; None where they have not all the same."""
+    found = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _labels(batch: Any) -> torch.Tensor | None:
+    """Return the labels of sequences, by their name or as the second of two; else None."""
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        batch = batch[1] if isinstance(batch[1], Mapping) else {"labels": batch[1]}
+    found = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(found, torch.Tensor) or found.is_floating_point() or found.dim() < 2:
+        return None
+    return found
 
 
 class AccumulationCheck:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.shared.what_ran import WhatRan
+from autoprec.backends.torch.apply.accumulation_checks import UnequalBatches
 from autoprec.backends.torch.apply.autocast_context import EMPTY, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.first_update import FirstUpdate
@@ -40,7 +41,8 @@ class AttachedRecipe:
 
     `report` says what was done to the model, `ran` what of it took part in the first update (None
     before that). `root` is the model at which the recipe's paths start;
-    `compares_calls` where the loop's script accumulates by itself.
+    `compares_calls` where the loop's script accumulates by itself; `weighs` where the loop makes
+    micro-batches that do not hold as much as each other count by what they hold.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class AttachedRecipe:
     ) -> None:
         self.recipe, self.root, self.report, self.scaler = recipe, root, report, scaler
         self.ran: WhatRan | None = None
-        self.compares_calls = False
+        self.compares_calls = self.weighs = False
         self.watch: Watch | None = None  # the surgeon's, over the whole training
         self.optimizers: list[torch.optim.Optimizer] = []
         self._device_type = torch.device(device).type
@@ -72,6 +74,7 @@ class AttachedRecipe:
         compiled = root.__dict__.get("_compiled_call_impl") is not None
         self._first = FirstUpdate(root, islands=islands, padded=padded, compiled=compiled)
         self._calls: Any = None
+        self._unequal = UnequalBatches() if recipe.accumulation_steps > 1 else None
         if not compiled:  # a hook that goes away would compile the model anew
             self._calls = root.register_forward_pre_hook(self._note, with_kwargs=True)
         self._handles: list[Any] = []
@@ -95,6 +98,8 @@ class AttachedRecipe:
     def inputs(self, batch: Any) -> Any:
         """Return a batch laid out as the recipe says, and note its size."""
         self._first.note_batch(batch)
+        if self._unequal is not None:
+            self._unequal.note(batch)
         return to_channels_last(batch) if self.recipe.memory_format == "channels_last" else batch
 
     def add_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -112,6 +117,8 @@ class AttachedRecipe:
 
         `divided` says that it is already what the micro-batch adds to the update's loss.
         """
+        if self._unequal is not None and not self.weighs:
+            self._unequal.count(self.scaler.counts.step_number)
         if self.watch is not None and self.watch.is_waiting:
             factor = self.recipe.accumulation_steps if divided else 1
             scale = self.scaler.get_scale() if scaled else 1.0
@@ -134,15 +141,19 @@ class AttachedRecipe:
             self.optimizers.append(optimizer)
 
     def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.watch is None or not self.watch.is_checking:
+        if self.watch is not None and self.watch.is_checking:
+            return
+        if self.ran is None:
             self._first.note_call((args, kwargs))
+        if self._unequal is not None:
+            self._unequal.note((args, kwargs), again=True)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self.scaler.is_enabled() and optimizer is self.optimizers[0]:
             self.scaler.note_unscaled_update()
         if self.ran is not None:
             return
-        if self._calls is not None:
+        if self._calls is not None and self._unequal is None:
             self._calls.remove()
         self.ran = self._first.end(compares_calls=self.compares_calls)
         logger.info("%s", self.ran.line(self.recipe))

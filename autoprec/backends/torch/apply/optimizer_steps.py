@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.accumulation import Accumulation, Clip, gradients_preserved
-from autoprec.backends.torch.apply.accumulation_checks import AccumulationCheck
+from autoprec.backends.torch.apply.accumulation_checks import AccumulationCheck, UnequalBatches
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
@@ -45,7 +45,7 @@ class OptimizerSteps:
         self._scaler, self._scales = scaler, scaler.is_enabled()
         self._accumulation_steps = accumulation_steps
         self._accumulation = Accumulation(accumulation_steps)
-        self._accumulation_check = AccumulationCheck()
+        self._accumulation_check, self._unequal = AccumulationCheck(), UnequalBatches()
         self._seen_backward = False
         self._warned_of_float16_loss = False
 
@@ -65,6 +65,10 @@ class OptimizerSteps:
         return self._seen_backward and counted + 1 < self._accumulation_steps
 
     # Backward ----------------------------------------------------------------------------------
+
+    def note_batch(self, batch: Any, *, again: bool = False) -> None:
+        """Note a micro-batch that is about to run, for its comparison with the others."""
+        self._unequal.note(batch, again=again)
 
     def backward(
         self,
@@ -105,6 +109,8 @@ class OptimizerSteps:
         if accumulates:
             own = _parameters(chosen) if chosen else list(self._model.parameters())
             self._accumulation_check.remember(own, chosen)
+            if last:
+                self._unequal.count(self._scaler.counts.step_number)
 
     def _completes_update(
         self, chosen: Sequence[torch.optim.Optimizer], *, last: bool, at_the_end: bool

@@ -134,6 +134,8 @@ class Precision:
             while following is not _END_OF_LOADER:
                 batch, following = following, next(left, _END_OF_LOADER)
                 self._on_last_batch = following is _END_OF_LOADER
+                if self._accumulates:
+                    self._steps.note_batch(batch)
                 yield cast(Batch, batch)
         finally:
             self._on_last_batch = False
@@ -191,6 +193,8 @@ class Precision:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under `autocast()`; its outputs are float32."""
+        if self._accumulates:
+            self._steps.note_batch((args, kwargs), again=True)
         with self._under(self._cast):
             return self._model(*args, **kwargs)
 

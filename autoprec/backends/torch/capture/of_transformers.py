@@ -2,15 +2,16 @@
 
 The loss is that of `compute_loss`, the optimizer that of `create_optimizer`, the loader that of
 `get_train_dataloader` at the batch that is asked for. A language model's loss is a mean over the
-tokens of a micro-batch: where micro-batches hold different numbers of them, the mean over the
-update is another one, and the description of the task then finds that its batch cannot be split.
-Nothing of transformers is imported.
+tokens of an update: micro-batches are given their number (`num_items_in_batch`) as the Trainer does
+it. Where a loss makes nothing of that, or a model does not take it, a mean over the tokens of each
+micro-batch remains, and the description of the task finds that its batch cannot be split. Nothing
+of transformers is imported.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoprec.backends.protocol import Task
@@ -25,6 +26,9 @@ _GENERATING = (
     *("GRPO", "PPO", "RLOO", "OnlineDPO", "XPO", "NashMD", "GKD"),
     *("MiniLLM", "DistillationTrainer"),
 )
+_UPDATE = "num_items_in_batch"
+"""Under what a micro-batch holds its update's number of labels and of micro-batches."""
+
 _FACTORY = "return (model, optimizer, loader, step) from a function, `autoprec tune FILE.py:NAME`"
 
 
@@ -45,14 +49,16 @@ def from_transformers(trainer: Any, *, name: str) -> Task:
     if own.optimizer is None:
         own.create_optimizer()
     master = MasterCopy(name, model, own.optimizer)
+    step = _Step(own, master.model)
     own.optimizer = own.lr_scheduler = None
     return task_of_parts(
         name,
         master,
         _batches(name, own),
-        _Step(own, master.model),
+        step,
         accumulation=arguments.gradient_accumulation_steps,
         clip_grad_norm=arguments.max_grad_norm,
+        weigh=step.weigh,
     )
 
 
@@ -128,8 +134,29 @@ class _Step:
 
     def __call__(self, model: Any, batch: Any) -> Any:
         inputs = {**batch} if isinstance(batch, Mapping) else batch  # labels are taken out of it
+        known = inputs.pop(_UPDATE, None) if isinstance(batch, Mapping) else None
+        items, micro_batches = known or (self._items([batch]), 1)
         self._trainer.model = model
         try:
-            return self._trainer.compute_loss(model, inputs)
+            loss = self._trainer.compute_loss(model, inputs, num_items_in_batch=items)
         finally:
             self._trainer.model = self._model  # no session's model is kept
+        return loss * micro_batches if self._adds_up(items) else loss
+
+    def weigh(self, micro_batches: Sequence[Any]) -> Sequence[Any]:
+        """Put what the update's loss is normalised by into each of its micro-batches."""
+        if not all(isinstance(batch, Mapping) for batch in micro_batches):
+            return micro_batches
+        known = self._items(micro_batches), len(micro_batches)
+        return [{**batch, _UPDATE: known} for batch in micro_batches]
+
+    def _items(self, micro_batches: Sequence[Any]) -> Any:
+        """Count the update's labels as the Trainer does; None where nothing asks for them."""
+        return self._trainer._get_num_items_in_batch(micro_batches, self._trainer.args.device)
+
+    def _adds_up(self, items: Any) -> bool:
+        """Say whether the Trainer adds up the losses of micro-batches, where others average."""
+        trainer = self._trainer
+        said: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)
+        takes = trainer.model_accepts_loss_kwargs and items is not None
+        return takes or trainer.compute_loss_func is not None if said is None else said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -50,6 +50,7 @@ def task_of_parts(
     *,
     accumulation: int = 1,
     clip_grad_norm: float | None = None,
+    weigh: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
 ) -> Task:
     """Make a task of parts that were checked.
 
@@ -66,6 +67,7 @@ def task_of_parts(
         batch_size=None if batches.own is None else batches.own * micro,
         clip_grad_norm=clip_grad_norm or None,
         fixed_batch=batches.fixed,
+        weigh=weigh,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ from autoprec.backends.torch.train.task_runner import (
     compute_loss,
     move,
     training_modes_preserved,
+    weighed,
 )
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
@@ -164,13 +165,14 @@ class TorchTrainee:
     ) -> tuple[float, bool]:
         """Train one update, clipped as the task says; return the mean loss, and if skipped."""
         losses = []
+        shows_first = self.task.weigh is None or self.recipe.accumulation_steps == 1
         if answer is not None:
             self.model.zero_grad(set_to_none=True)  # what no optimizer clears adds up
-        for batch, seed in batches:
+        for batch, seed in self._weighed(batches):
             with self._drawn_alike():
                 loss = self.forward_loss(batch, seed)
                 self.precision.backward(loss)
-            if answer is not None and not answer.known:
+            if answer is not None and shows_first and not answer.known:
                 answer.known, answer.loss = True, self._mean_over_ranks(float(loss.detach()))
                 divisor = self.scale / self.recipe.accumulation_steps
                 answer.gradient, answer.buffers = gradients(self.model, divisor), self.buffers()
@@ -180,6 +182,13 @@ class TorchTrainee:
             self.precision.clip_grad_norm_(self.task.clip_grad_norm)
         changed = self.precision.step()
         return mean, not changed
+
+    def _weighed(self, batches: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:
+        """Return one update's micro-batches as the task's step takes them; see `Task.weigh`."""
+        if self.task.weigh is None:
+            return batches
+        given, seeds = zip(*batches, strict=True)
+        return zip(weighed(self.task, given), seeds, strict=True)
 
     def loss(self, batch: Any, seed: int) -> float:
         """Return the loss of one batch."""
@@ -235,7 +244,7 @@ class TorchTrainee:
         losses, drew, outputs = [], False, RecordedOutputs()
         kind = torch.device(self.device).type
         with outputs.of(self.model), noted_autocasts(self.model, kind) as autocasts:
-            for batch, seed in parts:
+            for batch, seed in self._weighed(parts):
                 outputs.next_part()
                 held = self._seed(seed)
                 before = generator_states(held)

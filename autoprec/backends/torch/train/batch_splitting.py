@@ -40,6 +40,7 @@ from autoprec.backends.torch.train.task_runner import (
     compute_loss,
     move,
     seed_everything,
+    weighed,
 )
 from autoprec.core.dtypes import DType
 
@@ -90,7 +91,8 @@ def splittable(
         if halves is None:
             return in_batch(f"a batch cannot be cut in two: {why}", index)
         with buffers_preserved(model), without_dropout(model):
-            reason = _reason_against(task, model, (batch, *halves), seed, index, tolerance)
+            whole_and_halves = (batch, *weighed(task, halves))
+            reason = _reason_against(task, model, whole_and_halves, seed, index, tolerance)
             if index or not reason.startswith(_NOT_COMPARED):
                 return reason
             why = _why_half_fails(task, model, batch, halves[0], seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ __all__ = [
     "move",
     "needs_closure",
     "seed_everything",
+    "weighed",
 ]
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -199,6 +200,11 @@ def batches(
     from autoprec.backends.torch.distributed.data_shares import own_batches
 
     return own_batches(task, task.place, drawn)
+
+
+def weighed(task: Task, micro_batches: Sequence[Any]) -> Sequence[Any]:
+    """Return the micro-batches of one update as the task's step takes them; see `Task.weigh`."""
+    return micro_batches if task.weigh is None else task.weigh(micro_batches)
 
 
 def _iterate(task: Task, workers: OwnLoaderWorkers, data: Any) -> Iterator[Any]:
