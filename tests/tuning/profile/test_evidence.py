@@ -62,7 +62,7 @@ def won(*history: Outcome, recipe: Recipe = BFLOAT16, **confirmed: Any) -> Tunin
     result = found(trial, *history)
     proven = ProvenRecipe(recipe, EQUAL, 640.0, 0.05)
     choice = Choice(recipe, GAIN, "")
-    fields = {"choice": choice, "proven": proven, "speedup": GAIN, **confirmed}
+    fields = {"choice": choice, "proven": proven, "over_baseline": GAIN, **confirmed}
     return on_device(with_confirmation(result, **fields))
 
 
