@@ -105,13 +105,9 @@ def verify(
 
     made = profile if isinstance(profile, Profile) else load_profile(profile)
     ranks = made.recipe.distributed
-    options = Options(
-        rounds=rounds,
-        wait=wait,
-        checkpoint=checkpoint,
-        nproc=made.recipe.world_size,
-        engine="ddp" if ranks is None or ranks.engine == "mirrored" else ranks.engine,
-    )
+    engine = "ddp" if ranks is None or ranks.engine == "mirrored" else ranks.engine
+    nproc = made.recipe.world_size
+    options = Options(rounds=rounds, wait=wait, checkpoint=checkpoint, nproc=nproc, engine=engine)
     check_device_choice(device, options.nproc)
     if not isinstance(task, TaskSource):
         known = made.task
@@ -126,8 +122,8 @@ def verify(
     software, unusable = _software(machine, made)
     facts, fit = _best_fit(made, machine.facts, software)
     if not fit.matches:
-        unusable = (*unusable, *unusable_accelerators(machine.unusable, [made]))
-        why = "; ".join((*fit.problems, *unusable))
+        accelerators = unusable_accelerators(machine.unusable, [made])
+        why = "; ".join((*fit.problems, *unusable, *accelerators))
         raise ProfileMismatch(f"nothing to verify here: {why}. Tune on this device")
     for warning in fit.warnings:
         listen(Note(warning, warning=True))

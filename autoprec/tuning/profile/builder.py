@@ -61,10 +61,8 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     base, chosen = result.measurement_of(plain), result.measurement_of(choice.recipe)
     bound = _bound(result, choice.recipe, chosen, devices=len(job.devices))
     own_batch = recipe.effective_batch == plain.effective_batch
-    alike, larger = gains.at_same_batch, gains.over_baseline
-    if own_batch:
-        alike, larger = larger, None
-    present = gains.present
+    whole, present = gains.over_baseline, gains.present
+    alike, larger = (whole, None) if own_batch else (gains.at_same_batch, whole)
     evidence = Evidence(
         baseline=_baseline(result, plain, base),
         chosen=_chosen(result, choice.recipe, chosen, bound),
