@@ -110,13 +110,10 @@ def verify(
     options = Options(rounds=rounds, wait=wait, checkpoint=checkpoint, nproc=nproc, engine=engine)
     check_device_choice(device, options.nproc)
     if not isinstance(task, TaskSource):
-        known = made.task
-        task = read_source(
-            task or _task_of(made, profile),
-            arguments=known.arguments if arguments is None else arguments,
-            at=at or known.at or 1,
-            script=task is None and known.at is not None,
-        )
+        given = made.task.arguments if arguments is None else arguments
+        script, at = task is None and made.task.at is not None, at or made.task.at or 1
+        file = task or _task_of(made, profile)
+        task = read_source(file, arguments=given, at=at, script=script)
     listen = listener or silent
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     software, unusable = _software(machine, made)

@@ -87,22 +87,17 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
         not_covered=result.not_covered,
         tried=tuple(_tried(outcome, result.trials.space) for outcome in result.trials.history),
     )
-    facts = result.preflight.facts
+    facts, described = result.preflight.facts, result.preflight.task
+    at = job.task.at if job.task.script else None
     if result.preflight.rehearsed:
         evidence = without_speeds(evidence)
     return Profile(
         schema=SCHEMA,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         autoprec=__version__,
-        task=TaskRecord(
-            job.task.name,
-            digest,
-            result.preflight.task.framework,
-            job.task.arguments,
-            job.task.at if job.task.script else None,
-        ),
+        task=TaskRecord(job.task.name, digest, described.framework, job.task.arguments, at),
         device=DeviceRecord(facts.kind, facts.name, facts.family, facts.fingerprint),
-        software=dict(result.preflight.task.software),
+        software=dict(described.software),
         recipe=recipe,
         evidence=evidence,
     )
