@@ -11,6 +11,9 @@ from autoprec.core.dtypes import DType
 #: measurements differ by up to a fifth.
 _DISTURBED_RATIO = 1.5
 
+#: No device multiplies so many times as fast in fewer bits: matrix units reach 30 times float32's.
+_MOST_RATIO = 64.0
+
 
 @dataclass(frozen=True)
 class Product:
@@ -75,6 +78,14 @@ def merge_repeated_products(measured: Measurements) -> Measurements:
                 f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "
                 "seconds: another process uses this device, so the numbers are not comparable; "
                 "measure again when it is idle"
+            )
+    plain = kept.get(DType.FLOAT32)
+    for product in kept.values():
+        if plain and plain.gflops and (product.gflops or 0.0) > _MOST_RATIO * plain.gflops:
+            notes.append(
+                f"{product.dtype} products ran at {product.gflops:.3g} GFLOP/s and float32's at "
+                f"{plain.gflops:.3g}, which no device does: another process used this one; measure "
+                "again when it is idle"
             )
     return replace(
         measured,

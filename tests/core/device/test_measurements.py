@@ -24,6 +24,14 @@ def test_of_two_measurements_the_faster_counts_and_a_great_difference_is_told():
     assert (rate, found.disturbed) == (100.0, False)
 
 
+def test_a_ratio_that_no_device_has_is_told_and_does_not_compare():
+    for float32, disturbed in ((0.1, True), (3.2, False)):
+        products = (Product(DType.FLOAT32, gflops=float32), Product(BF16, gflops=50.0))
+        found = merge_repeated_products(Measurements("torch", products))
+        assert found.disturbed is disturbed
+        assert ("which no device does" in " ".join(found.notes)) is disturbed
+
+
 def test_a_measurement_knows_its_products():
     found = measured(float32=1)
     assert found.product(DType.FLOAT32) is found.products[0]
