@@ -1,8 +1,9 @@
 """Leaves out of a module what only uses autoprec: the lines that integrating a profile adds.
 
-These are imports of autoprec, a statement that binds or discards what `apply_profile` gives, a call
-of that by itself (`precision.restore()`), `with precision.autocast():` around lines that stay, the
-same as a decorator, and an `if`, `try`, `with` or loop around nothing else. A line that uses the
+These are imports of autoprec, a statement that binds or discards what `apply_profile` gives, or a
+trainer's `apply` and `bind`, a call of that by itself (`precision.restore()`), a Trainer's
+`plugins=[plugin(...)]`, `with precision.autocast():` around lines that stay, the same as a
+decorator, and an `if`, `try`, `with` or loop around nothing else. A line that uses the
 result for something else is the user's and stays as it is.
 """
 
@@ -16,7 +17,8 @@ from typing import Any
 from autoprec.workers.local_modules import imports_of, nodes_of
 
 PACKAGE = "autoprec"
-_APPLYING = "apply_profile"
+_INTEGRATIONS = f"{PACKAGE}.integrations."
+_APPLYING = ("apply_profile", "apply", "bind")
 
 
 def without_autoprec(tree: ast.Module, names: AutoprecNames) -> list[ast.stmt]:
@@ -31,7 +33,8 @@ def without_autoprec(tree: ast.Module, names: AutoprecNames) -> list[ast.stmt]:
 
 def _is_ours_import(node: ast.ImportFrom) -> bool:
     """Return whether a statement imports public names of autoprec."""
-    return not node.level and node.module == PACKAGE
+    module = node.module or ""
+    return not node.level and (module == PACKAGE or module.startswith(_INTEGRATIONS))
 
 
 class AutoprecNames:
@@ -68,7 +71,7 @@ class AutoprecNames:
             either = (node.body, node.orelse)
             others = [each for each in either if not self.applies(each)]
             return len(others) < 2 and all(isinstance(each, ast.Constant) for each in others)
-        return isinstance(node, ast.Call) and self._public_name(node.func) == _APPLYING
+        return isinstance(node, ast.Call) and self._public_name(node.func) in _APPLYING
 
     def is_ours(self, node: ast.expr) -> bool:
         """Say whether an expression is a call of `apply_profile`, or of a method of its result."""
@@ -123,6 +126,20 @@ class _Remover(ast.NodeTransformer):
         """Remove `apply_profile(...)`, `precision.restore()` and `log_to(...)`."""
         ours = self._names.is_ours(node.value) or self._names.calls(node.value)
         return None if ours else node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Leave `plugin(...)` out of the plugins of a Trainer, and those out where no other is."""
+        self.generic_visit(node)
+        kept = []
+        for keyword in node.keywords:
+            given = keyword.value
+            if keyword.arg == "plugins" and isinstance(given, ast.List) and given.elts:
+                given.elts = [each for each in given.elts if not self._names.calls(each)]
+                if not given.elts:
+                    continue
+            kept.append(keyword)
+        node.keywords = kept
+        return node
 
     def visit_With(self, node: ast.With) -> ast.stmt | list[ast.stmt] | None:
         """Leave the lines inside `with precision.autocast():` alone."""

@@ -65,6 +65,18 @@ ADDED: dict[str, tuple[tuple[str, str], ...]] = {
         (IMPORT, IMPORT + "from autoprec import apply_profile as ap\n"),
         (MAIN, MAIN + "    ap('p.yaml', model=make_model())\n"),
     ),
+    "for a trainer": (
+        (IMPORT, IMPORT + "from autoprec.integrations.transformers import apply\n"),
+        (MADE, f"{MADE}        apply(self, 'p.yaml')\n"),
+    ),
+    "for an accelerator, under a name": (
+        (IMPORT, IMPORT + "from autoprec.integrations.accelerate import bind as to\n"),
+        (MADE, f"{MADE}        self.precision = to(self, 'p.yaml')\n"),
+    ),
+    "a plugin": (
+        (IMPORT, IMPORT + "from autoprec.integrations.lightning import plugin\n"),
+        ("    return Trainer(4).model", "    return Trainer(4, plugins=[plugin('p.yaml')]).model"),
+    ),
     "in a method": (
         (IMPORT, "import autoprec as ap\n" + IMPORT),
         (MADE, f"{MADE}        self.precision = {APPLY}\n"),
