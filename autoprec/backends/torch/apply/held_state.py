@@ -44,6 +44,9 @@ MOST_ITEMS = 1024
 MOST_BYTES = 2**26
 """Larger tensors are data as well, or weights."""
 
+MOST_ARRAY_BYTES = 2**16
+"""NumPy's arrays are copied in every step, so larger ones are data."""
+
 IN_BRACKETS = "{}[{!r}]"
 """The form of names of items."""
 
@@ -77,7 +80,10 @@ class Holder:
     registered: bool = False
 
     def take(self) -> State:
-        """Return what it holds now, itself; tensors of a graph without that."""
+        """Return what it holds now, itself; tensors of a graph without that, NumPy's arrays copied.
+
+        Those are written to in place, which nothing tells.
+        """
         if not isinstance(self.held, MutableMapping):
             return [_detached(each) for each in self.held]
         return {k: _detached(each) for k, each in self.held.items() if self._is_state(k, each)}
@@ -88,9 +94,9 @@ class Holder:
         Without `numbers` those stay that were numbers before and are finite now: others may count.
         """
         if isinstance(state, list):
-            if len(state) != len(self.held) or any(map(_differ, self.held, state)):
+            if len(state) != len(self.held) or any(map(differ, self.held, state)):
                 self.held.clear()
-                self.held.extend(state)
+                self.held.extend(map(_detached, state))
             return
         now = self.take()
         assert isinstance(now, dict)
@@ -100,8 +106,13 @@ class Holder:
         for key, value in state.items():
             found = self.held.get(key, _MISSING)
             both = isinstance(found, PRIMITIVES) and isinstance(value, PRIMITIVES)
-            if _differ(found, value) and (numbers or not both or _is_infinite(found)):
-                self.held[key] = value
+            if differ(found, value) and (numbers or not both or _is_infinite(found)):
+                if not is_array(value):
+                    self.held[key] = value
+                elif is_array(found) and found.shape == value.shape and found.flags.writeable:
+                    found[...] = value
+                else:
+                    self.held[key] = value.copy()
 
     def containers(self) -> dict[Any, Any]:
         """Return the lists, dicts and objects that it holds, but those of a graph's tensors."""
@@ -250,7 +261,14 @@ def _is_state(value: Any) -> bool:
         return not isinstance(value, nn.Parameter) and is_small(value)
     if isinstance(value, tuple):
         return all(map(_is_state, value))
-    return isinstance(value, PRIMITIVES)
+    return isinstance(value, PRIMITIVES) or is_array(value)
+
+
+def is_array(value: Any) -> bool:
+    """Say whether a value is one of NumPy's arrays of real numbers, and small: an average."""
+    numpy = sys.modules.get("numpy")
+    known = numpy is not None and type(value) is numpy.ndarray and value.dtype.kind == "f"
+    return bool(known and value.nbytes <= MOST_ARRAY_BYTES)
 
 
 def _is_small_container(value: Any) -> bool:
@@ -276,10 +294,12 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() <= MOST_BYTES
 
 
-def _differ(one: Any, other: Any) -> bool:
+def differ(one: Any, other: Any) -> bool:
     """Say whether one value must be replaced by the other."""
     if one is other:
         return False
+    if is_array(one) and is_array(other):
+        return bool(one.shape != other.shape or one.tobytes() != other.tobytes())
     known = isinstance(one, PRIMITIVES) and type(one) is type(other)
     return not (known and one == other)
 
@@ -291,6 +311,8 @@ def _is_infinite(value: Any) -> bool:
 def _detached(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach() if value.grad_fn is not None else value
+    if is_array(value):
+        return value.copy()
     if isinstance(value, tuple) and any(isinstance(each, torch.Tensor) for each in value):
         items = map(_detached, value)
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

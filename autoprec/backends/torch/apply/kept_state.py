@@ -25,8 +25,10 @@ from autoprec.backends.torch.apply.held_state import (
     Root,
     State,
     code_of,
+    differ,
     find_holders,
     hooks_of,
+    is_array,
     modules_in_sight,
 )
 from autoprec.backends.torch.apply.tensor_copies import (
@@ -193,8 +195,11 @@ def _has_changed(place: _Place, before: _Place | None, copies: dict[int, Kept]) 
             return True
     if isinstance(state, dict) and isinstance(before.state, dict):
         earlier = before.state
-        return any(isinstance(v, float) and v != earlier.get(k) for k, v in state.items())
-    return False
+        return any(
+            (isinstance(value, float) or is_array(value)) and differ(value, earlier.get(key))
+            for key, value in state.items()
+        )
+    return any(map(is_array, state))
 
 
 def _put_back_nonfinite(place: _Place, copies: dict[int, Kept]) -> None:
@@ -210,11 +215,22 @@ def _put_back_nonfinite(place: _Place, copies: dict[int, Kept]) -> None:
             old = place.state.get(key)
             if isinstance(value, float) and isinstance(old, float) and not math.isfinite(value):
                 place.holder.held[key] = old
+            elif old is not None and is_array(value) and is_array(old) and value.shape == old.shape:
+                _fill_array(value, old, place.holder.held[key])
             elif place.holder.is_open and key not in place.state and not _is_finite(value):
                 del place.holder.held[key]  # made by the step: so it is made again
 
 
+def _fill_array(now: Any, before: Any, held: Any) -> None:
+    """Give what is not finite in an array its numbers from before."""
+    bad = ~((now - now) == 0.0)
+    if bad.any() and held.flags.writeable:
+        held[bad] = before[bad]
+
+
 def _is_finite(value: Any) -> bool:
+    if is_array(value):
+        return bool(((value - value) == 0.0).all())
     if isinstance(value, torch.Tensor):
         return not value.is_floating_point() or bool(value.isfinite().all())
     return not isinstance(value, float) or math.isfinite(value)

@@ -7,10 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from autoprec.backends.torch.trace.model_state import restore_snapshot, take_snapshot
 from tests.backends.torch.buffered import samples
 from tests.backends.torch.operated import FLOAT16, adam, apply
 
@@ -46,6 +48,56 @@ def test_a_skipped_step_leaves_nothing_infinite_in_places_that_it_made(at: int) 
     assert MADE["mean"].isfinite().all()
     assert math.isfinite(MADE["number"])
     assert math.isfinite(model.sums["number"])
+
+
+SEEN = np.zeros(3)
+
+
+class InNumpy(nn.Module):
+    """Averages in NumPy's arrays: replaced, in place, in a list, and in a global variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.replaced, self.in_place, self.listed = np.zeros(3), np.zeros(3), [np.zeros(3)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        mean = h.detach().float().mean(0).numpy()
+        self.replaced = 0.9 * self.replaced + mean
+        self.in_place += mean
+        self.listed[0] += mean
+        SEEN[...] += mean
+        return h
+
+    def state(self) -> Any:
+        return np.stack([self.replaced, self.in_place, self.listed[0]])
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_skipped_step_leaves_arrays_of_numpy_as_they_were(at: int) -> None:
+    SEEN[...] = 0.0
+    model = InNumpy()
+    listed, in_place = model.listed, model.in_place
+    precision = apply(FLOAT16, model, adam(model))
+    for index, (inputs, targets) in enumerate(samples(7, overflowing=[at])):
+        before = model.state()
+        loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
+        assert not np.array_equal(model.state(), before)
+        assert precision.backward_and_step(loss) is (index != at)
+        assert np.array_equal(model.state(), before) is (index == at)
+        assert np.isfinite(SEEN).all()
+    assert (model.listed is listed, model.in_place is in_place) == (True, True)
+
+
+def test_a_snapshot_holds_arrays_of_numpy_and_none_of_them_is_shared() -> None:
+    model = InNumpy()
+    kept = take_snapshot(model)
+    for _ in range(2):
+        model(torch.ones(2, 6))
+        assert model.state().any()
+        restore_snapshot(model, kept)
+        assert not model.state().any()
 
 
 class Shown:
