@@ -34,7 +34,9 @@ from autoprec.backends.keras.apply.method_hooks import InstalledHooks
 from autoprec.backends.keras.apply.mixed_precision_advice import advise
 from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.apply.precision import Applied, Precision
+from autoprec.backends.keras.apply.raising_layers import explain_errors
 from autoprec.backends.keras.apply.replicas import scope_of
+from autoprec.backends.keras.apply.sharing_models import SharingModels
 from autoprec.backends.keras.apply.skipped_updates import follow_state
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.errors import AutoprecWarning, UsageError
@@ -70,6 +72,7 @@ class AppliedRecipe:
         self._facts, self._tolerant = facts, tolerant
         self._hooks = InstalledHooks()
         self._policies = LayerPolicies(self._hooks)
+        self._sharing = SharingModels(self)
         self._units: tuple[LayerUnit, ...] = ()
         self._islands: tuple[LayerUnit, ...] = ()
         self._kept: list[LayerUnit] = []
@@ -93,10 +96,12 @@ class AppliedRecipe:
         """Apply the recipe, undoing what was applied before to the model or a part of it."""
         undo_former_recipe(self.model)
         try:
-            trace_again(self.model, warn=True)
+            others = trace_again(self.model, warn=True)
             with scope_of(self.model):
                 self._change_layers()
                 self._compiled_state.apply()
+            if self._recipe.policy.mixed:
+                self._sharing.follow(others, new=not self._tolerant)
         except BaseException:
             self.restore()
             raise
@@ -134,6 +139,7 @@ class AppliedRecipe:
     def restore(self) -> None:
         """Put the model back as it was, but for what the script has changed itself since."""
         self._compiled_state.undo()
+        self._sharing.restore()
         self._hooks.restore()
         self._policies.restore()
         if vars(self.model).get(RECIPE_ATTRIBUTE) is self:
@@ -159,6 +165,7 @@ class AppliedRecipe:
         if policy.mixed:
             self._outputs.apply(self._units)
             _add_losses_in_float32(self.model, self._hooks)
+            explain_errors(self, units, policy, self._hooks)
         self._follow_state(units)
         self._await_builds(units)
         self._follow_model(units)

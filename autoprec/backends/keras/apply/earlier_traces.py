@@ -22,16 +22,18 @@ from autoprec.errors import AutoprecWarning
 _LIBRARIES = ("keras", "tensorflow", "autoprec")
 
 
-def trace_again(model: Any, *, warn: bool = False, watched: bool = False) -> None:
-    """Make Keras trace again what it did of a model, of models in it, and of those around it.
+def trace_again(model: Any, *, warn: bool = False, watched: bool = False) -> list[Any]:
+    """Make Keras trace again what it did of a model and of those that share layers with it.
 
     With `warn`, say which functions of the script were traced with the model's weights; with
-    `watched`, a look at the model's counters stays.
+    `watched`, a look at the model's counters stays. Returns the models of this process.
     """
     models, functions = _alive()
     retrace_functions(model, watched=watched)
     inside = model._flatten_layers(include_self=False)
-    for each in (*inside, *(outer for outer in models if _holds(outer, model))):
+    layers = {id(each) for each in (model, *inside)}
+    others = [each for each in models if each is not model and _holds(each, layers)]
+    for each in (*inside, *others):
         retrace_functions(each, watched=True)
     if warn and keras.config.backend() == "tensorflow" and replica_count(model) == 1:
         weights = {id(variable._value.handle) for variable in model.trainable_variables}
@@ -40,6 +42,7 @@ def trace_again(model: Any, *, warn: bool = False, watched: bool = False) -> Non
             gc.collect()  # what the script has no more is still there until then
             found = _named(_alive()[1], weights)
             _warn(model, found)
+    return models
 
 
 def trace_training_again() -> None:
@@ -68,9 +71,9 @@ def _alive() -> tuple[list[Any], list[Any]]:
     return models, functions
 
 
-def _holds(outer: Any, model: Any) -> bool:
+def _holds(outer: Any, layers: set[int]) -> bool:
     made = vars(outer).get("built", False)
-    return made and any(each is model for each in outer._flatten_layers(include_self=False))
+    return made and any(id(each) in layers for each in outer._flatten_layers(include_self=False))
 
 
 def _named(functions: list[Any], weights: set[int]) -> list[str]:

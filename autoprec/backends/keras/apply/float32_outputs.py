@@ -21,6 +21,7 @@ from autoprec.backends.keras.apply.layer_names import (
     LayerUnit,
     child_layers,
     has_graph,
+    own_steps,
     snake_case,
 )
 from autoprec.backends.keras.apply.lifecycle_hooks import outermost_called_layer
@@ -82,6 +83,8 @@ class OutputsInFloat32:
         model = units[0].layer
         self.add_units(units)
         self.make_direct_calls_float32(units)
+        for name in own_steps(model):  # which may call layers by themselves
+            self._hooks.install(model, name, Float32Outputs(model, getattr(model, name)))
         if has_graph(model):
             for tensor in keras.tree.flatten(model.outputs):
                 self._walk_back(tensor)

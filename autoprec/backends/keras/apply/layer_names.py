@@ -61,6 +61,13 @@ def has_graph(model: Any) -> bool:
     return bool(getattr(model, "outputs", None)) and hasattr(model.outputs[0], "_keras_history")
 
 
+def own_steps(model: Any) -> list[str]:
+    """List which of a model's steps are not Keras's own: "train_step", "predict_step"."""
+    steps = ("train_step", "test_step", "predict_step")
+    found = [(name, getattr(type(model), name, None)) for name in steps]
+    return [name for name, own in found if own not in (None, getattr(keras.Model, name))]
+
+
 def child_layers(layer: Any) -> list[Any]:
     """List the layers held directly by `layer`, in order."""
     return list(layer._flatten_layers(include_self=False, recursive=False))

@@ -38,6 +38,9 @@ COUNTS = ("attempted", "skips", "drops", "growths", "floor_step")
 #: Of how many updates in Python it is looked whether the script changed their gradients.
 _LOOKS = 3
 
+#: Where an optimizer holds whether the gradients of the update it makes are finite.
+_FINITE = "_autoprec_finite"
+
 #: Everything that says where a loss scale stands.
 STATE_VARIABLES = ("dynamic_scale", "step_counter", *COUNTS)
 
@@ -121,7 +124,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
             self._looks -= 1
             self._warn_of_changes(grads, trainable_variables or self._trainable_variables)
         super().apply(grads, trainable_variables)
-        STATE.end_step()
+        STATE.end_step(self.__dict__.pop(_FINITE, None))
 
     def _warn_of_changes(self, grads: Any, variables: Any) -> None:
         """Warn, once, of gradients that were changed before they are unscaled."""
@@ -149,6 +152,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         # Keras asks whether numbers are finite of real ones only.
         finite = super().check_finite([ops.abs(g) if _is_complex(g) else g for g in grads])
         if replica_count() == 1:
+            self.__dict__[_FINITE] = finite
             return finite
         broken = ops.cast(ops.logical_not(finite), "float32")
         return ops.equal(mean_over_replicas(broken), 0.0)

@@ -45,10 +45,10 @@ class InstalledHooks:
     def restore(self) -> None:
         """Remove all hooks, last first, except where other code has replaced one."""
         while self._installed:
-            _remove_hook(*self._installed.pop())
+            remove_hook(*self._installed.pop())
 
 
-def _remove_hook(owner: Any, name: str, hook: Hook) -> None:
+def remove_hook(owner: Any, name: str, hook: Hook) -> None:
     """Remove a hook, even from below others: recipes on shared layers end in any order."""
     above, found = None, vars(owner).get(name)
     while found is not hook and isinstance(found, Hook):

@@ -6,6 +6,9 @@ is not finite for good. So the first assignment of a step notes the value before
 assigns that again, on the device. A note is a read of a variable, which shares its memory: nothing
 is computed or waited for in a step that is not skipped.
 
+What a train_step assigns after its update, such as an average of the loss, cannot be undone by it:
+there, what became non-finite with a skipped update is put back when it is assigned.
+
 Metrics are left alone: the loss that they report of a skipped step was what they say.
 """
 
@@ -106,15 +109,18 @@ def _follow(variable: Any, hooks: InstalledHooks) -> None:
 class _Step:
     """What one step has changed, with the values before; `ended` by an update.
 
-    One `after_update` follows another in the same function: what that assigns, such as a teacher's
-    averages, waits for no update elsewhere.
+    `finite` says whether that update was made, where it is known. One `after` another follows it in
+    the same function: what that assigns, such as a teacher's averages, waits for no update
+    elsewhere. Of `loose` variables it is not known to which of two steps their change belongs.
     """
 
     before: weakref.WeakKeyDictionary[AssignHook, Any] = field(
         default_factory=weakref.WeakKeyDictionary
     )
+    loose: weakref.WeakSet[AssignHook] = field(default_factory=weakref.WeakSet)
     ended: bool = False
-    after_update: bool = False
+    finite: Any = None
+    after: _Step | None = None
 
 
 @dataclass(eq=False)
@@ -164,31 +170,50 @@ class StateBeforeStep:
     def assigning(self, hook: AssignHook) -> None:
         """Note the value before the first assignment of a step."""
         graph, steps, key = self._place()
-        if graph is None and not _in_step():
-            return
         step = steps.get(key)
+        if graph is None and not (_in_step() or _follows_skip(step)):
+            return
         if step is None or step.ended:
-            step = steps[key] = _Step(after_update=step is not None)
+            if step is not None:
+                step.after = None  # what is long past
+            step = steps[key] = _Step(after=step)
         if hook in step.before:
             return
         with _traced_into(graph):
             step.before[hook] = stored_value(hook.variable)
-        if graph is not None and key is None and not step.after_update:
+        if graph is None and step.after is not None and not _is_recorded():
+            step.loose.add(hook)
+        if graph is not None and key is None and step.after is None:
             if hook not in self._elsewhere:
                 self._elsewhere[hook] = _Elsewhere(_value_now(hook.variable))
             self._elsewhere[hook].functions.add(graph)
 
     def assigned(self, hook: AssignHook) -> None:
-        """Take over what is assigned outside of steps, such as loaded weights."""
-        if hook in self._elsewhere and self._place()[0] is None:
+        """Take over what is assigned outside of steps, such as loaded weights.
+
+        After a skipped update in the same function, what is not finite is put back at once.
+        """
+        graph, steps, key = self._place()
+        if hook in self._elsewhere and graph is None:
             self._elsewhere[hook].keep(stored_value(hook.variable))
+        step = steps.get(key)
+        if step is None or step.after is None or hook not in step.before or _is_recorded():
+            return
+        finite, value = step.after.finite, step.before[hook]
+
+        def put_back() -> None:
+            hook.original(_finite_or(hook.variable, value))
+
+        if finite is not None and _is_known_here(finite):
+            ops.cond(finite, lambda: None, put_back)
 
     def put_back(self) -> None:
         """Undo what the step has changed, because its update is skipped."""
         step = self._step()
         for hook, value in list(step.before.items()):
             # After another optimizer's update only what is broken is surely this step's.
-            hook.original(_finite_or(hook.variable, value) if step.ended else value)
+            unsure = step.ended or hook in step.loose
+            hook.original(_finite_or(hook.variable, value) if unsure else value)
         for hook, kept in self._changed_elsewhere(step):
             hook.original(_finite_or(hook.variable, kept.current()))
 
@@ -197,13 +222,11 @@ class StateBeforeStep:
         for hook, kept in self._changed_elsewhere(self._step()):
             kept.keep(stored_value(hook.variable))
 
-    def end_step(self) -> None:
-        """Begin a new step with the next assignment."""
+    def end_step(self, finite: Any = None) -> None:
+        """Begin a new step with the next assignment; `finite` says whether the update was made."""
         graph, steps, key = self._place()
-        step = steps.get(key)
-        if step is None:
-            return
-        step.ended = True
+        step = steps.setdefault(key, _Step())
+        step.ended, step.finite = True, finite
         for hook in list(step.before) if graph is not None else ():
             kept = self._elsewhere.get(hook)
             if kept is not None:
@@ -275,10 +298,35 @@ def _in_step() -> bool:
     """Say whether what runs eagerly is a forward pass, rather than a script that loads weights."""
     if keras.config.backend() != "tensorflow":
         return True
+    called = global_state.get_global_attribute("current_call_ctx")
+    return called is not None or _is_recorded()
+
+
+def _is_recorded() -> bool:
+    """Say whether a tape of TensorFlow records: its gradient is still to come."""
+    if keras.config.backend() != "tensorflow":
+        return False
     from tensorflow.python import pywrap_tfe
 
-    called = global_state.get_global_attribute("current_call_ctx")
-    return called is not None or not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+def _follows_skip(step: _Step | None) -> bool:
+    """Say whether what runs eagerly, outside of a forward pass, follows a skipped update."""
+    update = step if step is None or step.ended else step.after
+    return update is not None and update.finite is not None and not bool(update.finite)
+
+
+def _is_known_here(finite: Any) -> bool:
+    """Say whether a tensor can be read where it is traced now: not one of a loop's body outside."""
+    if not hasattr(finite, "graph") or keras.config.backend() != "tensorflow":
+        return True
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not finite.graph and graph is not None:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def _replica() -> Any:

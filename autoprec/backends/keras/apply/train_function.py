@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +13,10 @@ import keras
 
 from autoprec.backends.keras.apply.precision import Precision
 from autoprec.backends.keras.apply.replicas import replica_count, scope_of
+from autoprec.errors import AutoprecWarning
+
+#: How many executions pass until it is said that no update went through an optimizer.
+_LOOKED_AT = 3
 
 
 def compile_settings(model: Any, jit_compile: bool, steps_per_execution: Any) -> None:
@@ -66,6 +72,43 @@ def _build_optimizer(model: Any) -> None:
         model.optimizer.built = True
 
 
+def _needs_its_optimizer(precision: Precision) -> bool:
+    return precision.loss_scale is not None or precision.recipe.accumulation_steps > 1
+
+
+class _UpdatesByHand:
+    """Looks whether the first executions change weights without an optimizer of the profile.
+
+    It is the smallest weight that is looked at.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+        self._before = self._value()
+
+    def _value(self) -> Any:
+        model = self._model()
+        weights = [] if model is None else [v for v in model.trainable_variables if v.shape]
+        found = min(weights, key=lambda v: math.prod(v.shape), default=None)
+        return None if found is None else keras.ops.convert_to_numpy(found)
+
+    def warn(self, precision: Precision) -> None:
+        """Warn if there were some, and no other updates."""
+        counts, now = precision.counts, self._value()
+        if counts.steps or counts.skipped or self._before is None or now is None:
+            return
+        if now.shape == self._before.shape and not (now == self._before).all():
+            warnings.warn(
+                "train_step changes weights by itself, past the profile's optimizer: the loss is "
+                "not scaled, an update that overflows is not skipped, and nothing is accumulated. "
+                "In train_step use loss = self.optimizer.scale_loss(loss) inside the tape, and "
+                "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables)); or "
+                "choose mixed_bfloat16 (silence: warnings.simplefilter('ignore', AutoprecWarning))",
+                AutoprecWarning,
+                stacklevel=3,
+            )
+
+
 @dataclass
 class _CheckingTrainFunction:
     """A train function that lets the precision look at its counters every few executions."""
@@ -75,6 +118,7 @@ class _CheckingTrainFunction:
     model: weakref.ref[Any]
     every: int = 16
     calls: int = 0
+    by_hand: _UpdatesByHand | None = None
 
     def __call__(self, iterator: Any) -> Any:
         precision, model = self.precision(), self.model()
@@ -85,8 +129,17 @@ class _CheckingTrainFunction:
             iterator = watch.before_execution(model, iterator)
         logs = self.function(iterator)
         self.calls += 1
+        if precision is not None and model is not None and self.calls <= _LOOKED_AT:
+            self._look_for_updates_by_hand(precision, model)
         if precision is None or precision.loss_scale is None:
             return logs
         if self.calls <= self.every or self.calls % self.every == 0:
             precision.check()
         return logs
+
+    def _look_for_updates_by_hand(self, precision: Precision, model: Any) -> None:
+        if self.calls == 1 and _needs_its_optimizer(precision):
+            self.by_hand = _UpdatesByHand(model)  # a model without a graph has its weights by now
+        elif self.calls == _LOOKED_AT and self.by_hand is not None:
+            self.by_hand.warn(precision)
+            self.by_hand = None

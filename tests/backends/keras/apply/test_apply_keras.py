@@ -138,6 +138,30 @@ def test_a_profile_reads_the_same_under_either_framework(
     assert load_profile(tmp_path / "again.yaml") == profile
 
 
+@pytest.mark.parametrize("before_model", [False, True], ids=["model", "before the model"])
+def test_an_inconclusive_tuning_is_said_once_and_gives_way_to_a_conclusive_one(
+    before_model: bool, write_profile: WriteProfile, tmp_path: Path
+) -> None:
+    made = load_profile(write_profile(Recipe(batch_size=16), "keras"))
+    vague = replace(made, evidence=replace(made.evidence, inconclusive="it ran at two paces"))
+    save_profile(vague, tmp_path / "model.profile.yaml")
+    how = {} if before_model else {"model": build()}
+    for given in (vague, tmp_path / "model.profile.yaml", tmp_path):
+        with (
+            pytest.warns(AutoprecWarning, match="inconclusive: float32 was kept") as said,
+            apply_profile(given, **how) as precision,
+        ):
+            fit(how.get("model") or build())
+        assert len(said) == 1
+        assert precision.policy is Policy.FLOAT32
+        assert "because it ran at two paces. Tune again" in str(said[0].message)
+    conclusive = load_profile(write_profile(BFLOAT16, "keras"))
+    save_profile(vague, tmp_path / "model.profile.yaml")
+    save_profile(conclusive, tmp_path / "another.profile.yaml")
+    with apply_profile(tmp_path, **how) as precision:
+        assert precision.policy is Policy.MIXED_BFLOAT16
+
+
 @pytest.mark.parametrize("given", ["off", None])
 def test_off_changes_nothing(given: str | None) -> None:
     expected = fit(build())

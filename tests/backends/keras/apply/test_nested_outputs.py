@@ -318,3 +318,46 @@ def test_every_output_of_a_functional_model_is_float32_however_it_is_called(make
                 assert keras.backend.standardize_dtype(ours.dtype) == theirs.dtype.name
             pairs = zip(keras.tree.flatten(found), plain, strict=True)
             assert not all(np.array_equal(*pair) for pair in pairs)  # computed in 16 bits
+
+
+class OwnSteps(Net):
+    """Calls its layers in its steps, not itself."""
+
+    def __init__(self):
+        super().__init__(lambda z: z)
+
+    def predict_step(self, given):
+        return {"embedding": self.hidden(given[0] if isinstance(given, tuple) else given)}
+
+    def test_step(self, given):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(given)
+        out = self.head(self.hidden(x))
+        return {"error": keras.ops.mean(keras.ops.square(out - keras.ops.cast(y, out.dtype)))}
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["traced", "eager"])
+def test_what_a_models_own_steps_return_is_float32(eager):
+    model = OwnSteps()
+    model.compile("sgd", run_eagerly=eager)
+    exact = model.predict(X, verbose=0)["embedding"]
+    with apply_profile(Recipe("mixed_bfloat16", batch_size=5), model=model):
+        found = model.predict(X, verbose=0)["embedding"]
+        assert found.dtype == "float32"
+        assert not np.array_equal(found, exact)
+        np.testing.assert_allclose(found, exact, atol=0.05)
+        model.make_test_function()
+        error = model.test_function(iter([(tf.constant(X), tf.zeros((5, 4)))]))["error"]
+        assert error.dtype == "float32"
+    assert "predict_step" not in vars(model)
+
+
+@pytest.mark.parametrize("profiled", [False, True], ids=["plain", "profile"])
+def test_an_object_that_keras_cannot_predict_is_refused_by_keras_with_a_profile_or_without(
+    profiled,
+):
+    model = Net(Output)
+    model(X)
+    recipe = Recipe("mixed_bfloat16" if profiled else "float32", batch_size=5)
+    message = "must return zero or more Tensors or ExtensionTypes"
+    with apply_profile(recipe, model=model), pytest.raises(TypeError, match=message):
+        model.predict(X, verbose=0)

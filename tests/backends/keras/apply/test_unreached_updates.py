@@ -126,3 +126,43 @@ def test_a_float32_profile_has_nothing_to_say():
     model = compiled(uncompiled())
     with apply_profile(Recipe(batch_size=8)):
         assert said(lambda: model.fit(*data(32), batch_size=8, verbose=0)) == []
+
+
+class ByHand(Subclassed):
+    """Moves its weights itself, by TensorFlow's own operations."""
+
+    def train_step(self, given):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(given)
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for variable, gradient in zip(self.trainable_variables, gradients, strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return {"loss": loss}
+
+
+class Waiting(ByHand):
+    """Changes nothing."""
+
+    def train_step(self, given):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(given)
+        return {"loss": LOSS(y, self(x, training=True))}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [FLOAT16, Recipe("mixed_bfloat16", batch_size=8, accumulation_steps=2)],
+    ids=["float16", "accumulation"],
+)
+def test_weights_that_a_train_step_moves_itself_are_told_once(recipe):
+    def train(kind):
+        model = compiled(kind())
+        with apply_profile(recipe, model=model):
+            model.fit(*data(48), batch_size=8, epochs=2, verbose=0)
+
+    (warning,) = said(lambda: train(ByHand))
+    assert "train_step changes weights by itself" in warning
+    assert "the loss is not scaled" in warning
+    assert "self.optimizer.apply_gradients" in warning
+    assert said(lambda: train(Waiting)) == []
+    assert said(lambda: train(Subclassed)) == []
