@@ -20,6 +20,7 @@ from autoprec.backends.shared.what_ran import WhatRan
 from autoprec.backends.torch.apply.autocast_context import EMPTY, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.first_update import FirstUpdate
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import add_optimizers
 from autoprec.backends.torch.apply.nested_tensors import to_channels_last
@@ -69,7 +70,7 @@ class AttachedRecipe:
         keep_buffers(scaler, root, self._device_type)
         islands = (*report.islands, *report.outputs)
         padded = [each.path for each in report.padded]
-        compiled = root.__dict__.get("_compiled_call_impl") is not None
+        compiled = any(is_compiled(each) for each in root.modules())
         self._first = FirstUpdate(root, islands=islands, padded=padded, compiled=compiled)
         self._calls: Any = None
         if not compiled:  # a hook that goes away would compile the model anew
