@@ -178,6 +178,14 @@ class ProfiledSession(Protocol):
         """Run one update, and say which operators took its time, the slowest first."""
 
 
+@runtime_checkable
+class RoundingBackend(Protocol):
+    """What a backend does as well where it can build a model with another vocabulary."""
+
+    def with_rounded_vocabulary(self, task: Task, size: int, rounded: int) -> Task:
+        """Return the task whose model has `rounded` words where the user's has `size`."""
+
+
 class Tracer(Protocol):
     """Records how a task trains numerically. Keeps the float32 snapshots it needs to itself.
 

@@ -128,7 +128,11 @@ class TaskFacts:
     that as a share, from 0 to 1, if fused kernels exist for it and the task does not choose
     between kernels itself; `threads` the framework's intra-op
     CPU threads and `steps_per_execution` what the task compiled with, 0 if it has none.
-    `float8_layers` are the paths of the linear layers that could multiply in float8.
+    `float8_layers` are the paths of the linear layers that could multiply in float8, and
+    `equal_blocks` those of the modules that make up most of the model and compile alike.
+    `attention_length` is the longest row of scores that a fused kernel of attention computed
+    (0: none did, or scores drop out, which every kernel does otherwise), and `keeps_outputs`
+    says that the task's code holds what the model returned beyond the step.
     `keepable_memory` says whether the process allocates main memory from a C library that can be
     told to keep what is freed.
     `warnings` are for the user, each with what to do.
@@ -167,6 +171,9 @@ class TaskFacts:
     steps_per_execution: int = 0
     keepable_memory: bool = False
     float8_layers: tuple[str, ...] = ()
+    equal_blocks: tuple[str, ...] = ()
+    attention_length: int = 0
+    keeps_outputs: bool = False
     has_evaluate: bool = False
     dimensions: tuple[Dimension, ...] = ()
     units: tuple[Unit, ...] = ()

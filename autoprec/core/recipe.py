@@ -241,6 +241,12 @@ COMPILE_MODE = "compile_mode"
 #: a RuntimeError (pytorch#169545).
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
+#: What is compiled: the model, or each of its equal blocks, which then share what is compiled.
+COMPILE_SCOPE, BLOCKS = "compile_scope", "blocks"
+
+#: The kernel that `scaled_dot_product_attention` prefers, where the device has several.
+ATTENTION = "attention"
+
 #: The only knob that a process cannot undo.
 KEEP_MEMORY = "keep_memory"
 
@@ -250,6 +256,11 @@ FLOAT8 = "float8"
 KNOBS: Mapping[str, Knob] = {
     "threads": Knob(low=1, high=4096, meaning="intra-op CPU threads"),
     COMPILE_MODE: Knob(("default", *GRAPH_MODES), meaning="mode of torch.compile"),
+    COMPILE_SCOPE: Knob(("model", BLOCKS), meaning="compile the model, or its equal blocks"),
+    ATTENTION: Knob(
+        ("default", "flash", "efficient", "cudnn", "math"),
+        meaning="preferred kernel of scaled_dot_product_attention",
+    ),
     "fused_optimizer": Knob((True, False), meaning="fused=True in the optimizer's groups"),
     "cudnn_benchmark": Knob((True, False), meaning="torch.backends.cudnn.benchmark"),
     "implicit_bfloat16": Knob(

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue, Recipe, is_default_communication
+from autoprec.core.recipe import (
+    ATTENTION,
+    BLOCKS,
+    COMPILE_MODE,
+    COMPILE_SCOPE,
+    KEEP_MEMORY,
+    KNOBS,
+    KnobValue,
+    Recipe,
+    is_default_communication,
+)
 
 #: The most float32 modules that a description names.
 _NAMED_MODULES = 3
 
 #: What sets nothing, by parameter of the search; policy and batch are described by themselves.
-_DEFAULTS = {"memory_format": "contiguous", "compile": False, "alignment": 1}
+_DEFAULTS: Mapping[str, KnobValue] = {
+    "memory_format": "contiguous",
+    "compile": False,
+    "alignment": 1,
+    COMPILE_MODE: "default",
+    COMPILE_SCOPE: "model",
+    ATTENTION: "default",
+}
 _ON = {"compile": "compiled", KEEP_MEMORY: "memory kept"}
 _NO_SETTINGS = ("policy", "batch_size")
 
@@ -58,6 +75,10 @@ def describe_setting(name: str, value: KnobValue) -> str:
         return str(value)
     if name == "alignment":
         return f"padded to {value}"
+    if name == ATTENTION:
+        return f"{value} attention"
+    if (name, value) == (COMPILE_SCOPE, BLOCKS):
+        return "by block"
     return _ON.get(name, name) if value is True else f"{name}={value}"
 
 

@@ -38,7 +38,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage begins: "preflight", "search", "reranking", "proof", "islands", "confirmation"."""
+    """A stage begins: "preflight", "search", "reranking", "proof", "confirmation", and others."""
 
     name: str
     detail: str = ""

@@ -43,7 +43,7 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
         facts=facts,
         space=space,
         alignment=min(padding_multiples(job, facts, space.policies), default=1),
-        refusals=(*proposal.refusals, *refusals_for_task(job, task, facts, space.policies)),
+        refusals=(*proposal.refusals, *refusals_for_task(job, task, facts, space)),
     )
 
 

@@ -163,7 +163,8 @@ class ConfirmationResult:
 class TuningResult:
     """What all the stages of one tuning found.
 
-    `cpu_contention` is the largest share of the processors that other processes used meanwhile.
+    `cpu_contention` is the largest share of the processors that other processes used meanwhile,
+    `rounding` says what a rounded vocabulary was measured to bring (empty: it was not measured).
     """
 
     preflight: PreflightResult
@@ -171,6 +172,7 @@ class TuningResult:
     proof: ProofResult
     confirmation: ConfirmationResult
     cpu_contention: float = 0.0
+    rounding: str = ""
 
     @property
     def trials(self) -> Trials:

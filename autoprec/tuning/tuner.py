@@ -28,6 +28,7 @@ from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
+from autoprec.tuning.rounded_vocabulary import measure_rounding
 from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.stage import first_answer, run_search
 from autoprec.tuning.stage_results import (
@@ -142,8 +143,10 @@ def _tune_after_preflight(
     search = run_race(job, study, found, runner)
     proof = run_proofs(job, preflight, search, prover)
     proof, confirmation = _confirm(job, search, proof, prover, runner)
+    rounded = measure_rounding(job, preflight, confirmation.choice.recipe, runner)
     contention = job.contention_monitor.worst
-    return TuningResult(preflight, search, proof, confirmation, contention)
+    said = "" if rounded is None or preflight.rehearsed else rounded.text
+    return TuningResult(preflight, search, proof, confirmation, contention, said)
 
 
 def _profile(job: TuningJob, recipe: Recipe, runner: Runner) -> None:

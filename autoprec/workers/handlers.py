@@ -22,6 +22,7 @@ from autoprec.backends.protocol import (
     ProfiledSession,
     ProgressCallback,
     RankPlace,
+    RoundingBackend,
     Session,
     Task,
     Tracer,
@@ -31,7 +32,7 @@ from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, OperatorTime, TaskFacts
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import seems_disturbed
+from autoprec.core.speed.noise import Ratio, paired_ratio, seems_disturbed
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError, UsageError
 from autoprec.workers.captured_task import describe_captured, fingerprint_of, optimizer_of
@@ -215,6 +216,37 @@ class Service:
             return session.operator_times() if isinstance(session, ProfiledSession) else ()
         finally:
             self.close(name="profiled")
+
+    def rounding_gain(
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        sizes: tuple[int, int],
+        budget: TimingBudget,
+        rounds: int,
+        surveyed: int | None = None,
+    ) -> Ratio | None:
+        """Time a recipe as it is and with a vocabulary of the second size, in turns.
+
+        Returns the rounded model's speed over the other's; None if the framework cannot round.
+        """
+        task, backend = self._loaded()
+        if not isinstance(backend, RoundingBackend):
+            return None
+        rates: dict[str, list[float]] = {"as it is": [], "rounded": []}
+        try:
+            self.open(name="as it is", recipe=recipe, seed=seed, surveyed=surveyed)
+            self._task = backend.with_rounded_vocabulary(task, *sizes)
+            self.open(name="rounded", recipe=recipe, seed=seed, surveyed=surveyed)
+            for _ in range(rounds):
+                for name, found in rates.items():
+                    found.append(self.time(name=name, budget=budget).samples_per_second)
+        finally:
+            self._task = task
+            for name in rates:
+                self.close(name=name)
+        return paired_ratio(rates["rounded"], rates["as it is"])
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return a method of the task's tracer."""

@@ -42,7 +42,7 @@ RETRIED_FAILURES = (
 )
 
 #: Methods of the service that open a session to time it.
-_TIMING_METHODS = ("measure", "open", "operator_times")
+_TIMING_METHODS = ("measure", "open", "operator_times", "rounding_gain")
 
 
 class Runner:

@@ -11,7 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import FLOAT8, Alignment, Recipe, untuned_loss_scale
+from autoprec.core.recipe import (
+    ATTENTION,
+    BLOCKS,
+    COMPILE_MODE,
+    COMPILE_SCOPE,
+    FLOAT8,
+    GRAPH_MODES,
+    Alignment,
+    Recipe,
+    untuned_loss_scale,
+)
 
 #: At this batch everything is measured; at `Model.batches` the ways that fit a short table.
 Batches = tuple[int, ...]
@@ -22,6 +32,9 @@ class Model:
     """A task of benchmarks/gpu/real/, and what is special about measuring it.
 
     `float8` says that some of its linear layers are wide enough for it.
+    `attention` says that its kernels of attention are compared, eager, and `stack` that compiling
+    its equal blocks is compared with compiling all of it. Where `launches` bound its step, CUDA
+    graphs are tried.
     `batches` are for a task without BATCH_SIZE: all ways at the last of them, some at the others.
     `rounded` is the task with a vocabulary of a round number; what padding brings is measured
     beside it, and nothing else.
@@ -32,6 +45,9 @@ class Model:
     convolutions: bool = False
     by_hand: bool = False
     float8: bool = False
+    attention: bool = False
+    stack: bool = False
+    launches: bool = False
     batches: Batches = ()
     rounded: str = ""
 
@@ -57,7 +73,7 @@ class Way:
 
 
 MODELS: Mapping[str, Model] = {
-    "gpt2": Model("gpt2", "GPT-2 124M, 1024 tokens", by_hand=True),
+    "gpt2": Model("gpt2", "GPT-2 124M, 1024 tokens", by_hand=True, attention=True, stack=True),
     "resnet50": Model("resnet50", "ResNet-50, 224 px", convolutions=True, by_hand=True),
     "llama_blocks": Model("llama_blocks", "4 blocks of Llama 3 8B, 4096 tokens", float8=True),
     "bert_512": Model("bert_512", "BERT-base, masked words, 512 tokens"),
@@ -72,7 +88,7 @@ MODELS: Mapping[str, Model] = {
     "bert_128": Model("bert_128", "BERT-base, masked words, 128 tokens"),
     "mlp8192": Model("mlp8192", "MLP 784-4096-4096-10", float8=True),
     "gpt2_rounded": Model("gpt2", "GPT-2 124M, vocabulary rounded", rounded="gpt2_rounded"),
-    "mobilenet32": Model("mobilenet32", "MobileNetV2, 32 px", convolutions=True),
+    "mobilenet32": Model("mobilenet32", "MobileNetV2, 32 px", convolutions=True, launches=True),
 }
 
 #: What GPT-2's vocabulary of 50257 is padded to a multiple of: 50304, as `gpt2_rounded` has it.
@@ -106,13 +122,16 @@ def _eager(model: Model, batch: int) -> Iterator[Way]:
             yield Way("float32 IEEE", recipe, ieee=True)
         if policy is Policy.MIXED_BFLOAT16 and model.by_hand:
             yield Way(f"{policy.value} by hand", recipe, by_hand=True)
+        if policy is Policy.MIXED_BFLOAT16 and model.attention:
+            for kernel in ("cudnn", "efficient"):
+                yield Way(f"{policy.value} {kernel}", replace(recipe, knobs={ATTENTION: kernel}))
         if policy.mixed and model.convolutions:
             laid_out = replace(recipe, memory_format="channels_last")
             yield Way(f"{policy.value} channels_last", laid_out)
 
 
 def _compiled(model: Model, batch: int) -> Iterator[Way]:
-    """What is compiled: bfloat16, in the layout that suits convolutions, float8, then TF32."""
+    """What is compiled: bfloat16, in the layout that suits convolutions, what refines it, TF32."""
     for policy in (Policy.MIXED_BFLOAT16, Policy.TF32):
         recipe = replace(_recipe(policy, batch), compile=True)
         if policy.mixed and model.convolutions:
@@ -120,6 +139,12 @@ def _compiled(model: Model, batch: int) -> Iterator[Way]:
         yield Way(f"{policy.value} compiled", recipe)
         if policy.mixed and model.float8:
             yield Way("float8 compiled", replace(recipe, knobs={FLOAT8: True}))
+        if policy.mixed and model.stack:
+            by_block = replace(recipe, knobs={COMPILE_SCOPE: BLOCKS})
+            yield Way(f"{policy.value} compiled by block", by_block)
+        if policy.mixed and model.launches:
+            graphs = replace(recipe, knobs={COMPILE_MODE: GRAPH_MODES[0]})
+            yield Way(f"{policy.value} compiled, CUDA graphs", graphs)
 
 
 def _vocabularies(model: Model, batch: int) -> Iterator[Way]:

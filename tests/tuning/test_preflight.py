@@ -161,22 +161,38 @@ def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:
     assert found.knobs == {"keep_memory": (False, True), "threads": (2, 1)}
 
 
-def test_modes_that_replay_cuda_graphs_are_not_tried_where_a_batch_may_be_split() -> None:
+def test_modes_that_replay_cuda_graphs_are_tried_where_no_batch_is_split() -> None:
     modes = ("default", "reduce-overhead", "max-autotune")
     asked = Options(knobs={"compile_mode": modes}, extras=False, compile=True)
+    lost = "a split batch's gradients do not survive the CUDA graphs of that mode"
+    graphs = "knob compile_mode: reduce-overhead and max-autotune"
     for whole in ({}, {"batch_size": 32, "splittable": False, "split_reason": "it is small"}):
         assert built(asked, **whole)[0].knobs == {"compile_mode": modes}
-    at_once = replace(asked, batch_sizes=(32,))
-    assert built(at_once, batch_size=32)[0].knobs == {"compile_mode": modes}
     found, said = built(asked, batch_size=32)
+    assert said == [f"{graphs} tried at batch 32 alone, for {lost}"]
+    recipes = [found.recipe(point) for point in found.points()]
+    replaying = [r for r in recipes if r.knobs.get("compile_mode") in modes[1:]]
+    assert {(r.batch_size, r.accumulation_steps, r.compile) for r in replaying} == {(32, 1, True)}
+    assert any(recipe.accumulation_steps > 1 and recipe.compile for recipe in recipes)
+    found, said = built(replace(asked, batch_sizes=(8, 16)), batch_size=32)
     assert found.knobs == {}
-    assert said == [
-        "knob compile_mode: reduce-overhead and max-autotune left out, for a split batch's "
-        "gradients do not survive the CUDA graphs of that mode; --batch-sizes 32 splits none"
-    ]
-    assert all(found.recipe(point) for point in found.points())
-    only = replace(asked, knobs={"compile_mode": ("reduce-overhead",)})
-    assert built(only, batch_size=32)[0].knobs == {}
+    assert said == [f"{graphs} left out: {lost}; --batch-sizes 32 splits none"]
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ({"surveyed": 3}, "batches differ in shape, and every shape is captured anew"),
+        ({"keeps_outputs": True}, "the task keeps outputs of the model beyond the step, which the"),
+    ],
+)
+def test_modes_that_replay_cuda_graphs_are_refused_with_the_reason(
+    task: dict[str, Any], reason: str
+) -> None:
+    asked = Options(knobs={"compile_mode": ("reduce-overhead",)}, extras=False, compile=True)
+    found, said = built(asked, **task)
+    assert found.knobs == {}
+    assert said[0].startswith(f"knob compile_mode: reduce-overhead left out: {reason}")
 
 
 def test_further_knobs_are_tried_unless_they_are_off_and_levels_asked_for_come_first() -> None:
@@ -343,7 +359,8 @@ def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_ref
     known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
 
     def refused(**changes: str) -> tuple[Refusal, ...]:
-        return refusals_for_task(job, replace(known, **cast(Any, changes)), CPU, ())
+        plain = Space((Policy.FLOAT32,), (32,))
+        return refusals_for_task(job, replace(known, **cast(Any, changes)), CPU, plain)
 
     assert refused() == (Refusal("compiled", reason),)
     assert refused(framework="torch") == ()

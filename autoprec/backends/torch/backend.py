@@ -108,6 +108,12 @@ class TorchBackend:
 
         return TorchSession(task, recipe, device=device, seed=seed, report=report)
 
+    def with_rounded_vocabulary(self, task: Task, size: int, rounded: int) -> Task:
+        """See `RoundingBackend.with_rounded_vocabulary`."""
+        from autoprec.backends.torch.measure.rounded_vocabulary import with_rounded_vocabulary
+
+        return with_rounded_vocabulary(task, size, rounded)
+
     def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
         from autoprec.backends.torch.trace.tracer import torch_tracer

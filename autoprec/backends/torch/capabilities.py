@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoprec.backends.protocol import Capabilities
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.recipe import FLOAT8, KEEP_MEMORY
+from autoprec.core.recipe import ATTENTION, COMPILE_MODE, COMPILE_SCOPE, FLOAT8, KEEP_MEMORY
 
 _SEARCHED_KNOBS = (
     "fused_optimizer",
@@ -13,6 +13,9 @@ _SEARCHED_KNOBS = (
     "implicit_bfloat16",
     "cudnn_benchmark",
     FLOAT8,
+    ATTENTION,
+    COMPILE_MODE,
+    COMPILE_SCOPE,
 )
 
 CAPABILITIES = Capabilities(
@@ -23,7 +26,7 @@ CAPABILITIES = Capabilities(
     required_modules=("torch",),
     extra="torch",
     accelerator_builds="https://pytorch.org/get-started/locally",
-    knobs=(*_SEARCHED_KNOBS, "compile_mode"),
+    knobs=_SEARCHED_KNOBS,
     searched_knobs=_SEARCHED_KNOBS,
     rank_engines=("ddp", "fsdp2"),
     loss_in_task=True,

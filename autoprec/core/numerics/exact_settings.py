@@ -46,6 +46,7 @@ _CAUSES: Mapping[str, str] = {
     "fused_optimizer": "the optimizer's fused kernel makes other updates",
     "threads": "the result depends on the number of threads",
     "cudnn_benchmark": "another convolution algorithm gives other results",
+    "attention": "another kernel of scaled_dot_product_attention gives other results",
 }
 
 

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import FLOAT8, KEEP_MEMORY, KnobValue, Recipe
+from autoprec.core.recipe import (
+    COMPILE_MODE,
+    COMPILE_SCOPE,
+    FLOAT8,
+    KEEP_MEMORY,
+    KnobValue,
+    Recipe,
+)
 from autoprec.core.recipe_words import describe_setting
 
 _IMPLICIT = "implicit_bfloat16"
@@ -19,11 +26,14 @@ _IMPLICIT = "implicit_bfloat16"
 _WITHOUT_EFFECT: Mapping[str, str] = {
     KEEP_MEMORY: "where freed memory goes changes no number",
     "steps_per_execution": "one call repeats the same step",
-    "compile_mode": "it says how `compile` compiles",
+    COMPILE_MODE: "it says how `compile` compiles",
+    COMPILE_SCOPE: "it says what `compile` compiles",
     _IMPLICIT: "it rounds, so that nothing exact can be asked of it",
     FLOAT8: "it rounds, and float32 cannot be refined by it",
 }
 """Knobs that are no settings of their own, and why."""
+
+_OF_COMPILE = (COMPILE_MODE, COMPILE_SCOPE)
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ def settings_in_float32(recipe: Recipe) -> Recipe:
     ranks = recipe.distributed
     if ranks is not None:
         ranks = replace(ranks, param_dtype=None, reduce_dtype=DType.FLOAT32)
-    kept = (*_effective_knobs(recipe), *(("compile_mode",) if recipe.compile else ()))
+    kept = (*_effective_knobs(recipe), *(_OF_COMPILE if recipe.compile else ()))
     return replace(
         recipe,
         policy=Policy.FLOAT32,
@@ -119,8 +129,8 @@ def _settings(recipe: Recipe, plain: Recipe) -> Iterator[Setting]:
         alone = replace(plain, memory_format=recipe.memory_format)
         yield named("memory_format", alone)
     if recipe.compile:
-        mode = {k: v for k, v in recipe.knobs.items() if k == "compile_mode"}
-        yield named("compile", replace(plain, compile=True, knobs=mode))
+        how = {k: v for k, v in recipe.knobs.items() if k in _OF_COMPILE}
+        yield named("compile", replace(plain, compile=True, knobs=how))
     if recipe.alignment.modules:
         yield named("alignment", replace(plain, alignment=recipe.alignment))
     for knob, value in _effective_knobs(recipe).items():

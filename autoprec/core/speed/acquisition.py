@@ -20,7 +20,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.recipe import FLOAT8, KEEP_MEMORY
+from autoprec.core.recipe import (
+    BLOCKS,
+    COMPILE_MODE,
+    COMPILE_SCOPE,
+    FLOAT8,
+    GRAPH_MODES,
+    KEEP_MEMORY,
+    KnobValue,
+)
 from autoprec.core.speed.communication import communication_may_pay
 from autoprec.core.speed.cost_model import (
     MAJOR_FACTORS,
@@ -105,7 +113,7 @@ def next_point(
         if point_key(point) not in tried
         and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
         and communication_may_pay(point, baseline, history)
-        and (not point.get(FLOAT8) or _is_refined(point, history))
+        and _what_it_refines_ran(point, history)
         and not (compiler_fails and point["compile"])
         and is_within_reach(point, history)
         and not outpaces_loader(point, history)
@@ -169,7 +177,8 @@ def _next_of_survey(
 def _best_policy_compiled(open_points: Sequence[Point], good: Sequence[Outcome]) -> Next | None:
     """Return the fastest recipe of the two best policies compiled, where that was not tried.
 
-    Of the second one only if the compiler did not take much of the first one's speed.
+    Of the second one only if the compiler did not take much of the first one's speed. Of equal
+    blocks one is compiled for all, which takes a part of the seconds; the whole model comes later.
     """
     fastest: dict[tuple[object, object], Outcome] = {}
     for outcome in sorted(good, key=lambda outcome: -outcome.rate):
@@ -180,9 +189,10 @@ def _best_policy_compiled(open_points: Sequence[Point], good: Sequence[Outcome])
         if known is not None and known.rate < _LOST_BY_COMPILING * outcome.rate:
             return None
         compiled = {**outcome.point, "compile": True}
-        is_open = any(point_key(point) == point_key(compiled) for point in open_points)
-        if known is None and is_open:
-            return Next(compiled, "the fastest of its policy, compiled", outcome.rate)
+        ways = [{**compiled, COMPILE_SCOPE: BLOCKS}, compiled]
+        left = [way for way in ways if any(point == way for point in open_points)]
+        if known is None and left:
+            return Next(left[0], "the fastest of its policy, compiled", outcome.rate)
     return None
 
 
@@ -283,10 +293,14 @@ def _is_between_measured(point: Point, good: Sequence[Outcome]) -> bool:
     return min(ran, default=0) < int(point[BATCH]) < max(ran, default=0)
 
 
-def _is_refined(point: Point, history: Sequence[Outcome]) -> bool:
-    """Return whether what float8 refines at a point has run, at any batch."""
-    coarse = {**point, FLOAT8: False}
-    return any(outcome.rate > 0 and same_arm(outcome.point, coarse) for outcome in history)
+def _what_it_refines_ran(point: Point, history: Sequence[Outcome]) -> bool:
+    """Return whether what float8 or CUDA graphs refine at a point has run, at any batch."""
+    refined: dict[str, KnobValue] = {FLOAT8: False} if point.get(FLOAT8) else {}
+    if point.get(COMPILE_MODE) in GRAPH_MODES:
+        refined[COMPILE_MODE] = "default"
+    coarse = {**point, **refined}
+    ran = (o for o in history if o.rate > 0)
+    return not refined or any(same_arm(outcome.point, coarse) for outcome in ran)
 
 
 def _most_promising(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import times
 from autoprec.core.ratio import Ratio
-from autoprec.core.recipe import FLOAT8, KEEP_MEMORY, Recipe
+from autoprec.core.recipe import COMPILE_SCOPE, FLOAT8, KEEP_MEMORY, Recipe
 from autoprec.core.recipe_words import describe_recipe, describe_setting
 from autoprec.core.speed.noise import paired_ratio
 
@@ -65,13 +65,16 @@ def switch_off_in_turn(recipe: Recipe, plain: Recipe) -> tuple[Ablation, ...]:
 def _without_settings(recipe: Recipe, plain: Recipe) -> Iterator[tuple[str, Recipe]]:
     """Yield the recipe without one more of its settings each time; `plain` has none of them."""
     for name, value in recipe.knobs.items():
-        if name != KEEP_MEMORY:
+        if name not in (KEEP_MEMORY, COMPILE_SCOPE):
             kept = {other: v for other, v in recipe.knobs.items() if other != name}
             recipe = replace(recipe, knobs=kept)
             yield describe_setting(name, value), recipe
     for field in ("alignment", "compile", "memory_format"):
         name = describe_setting(field, recipe.settings[field])
         recipe = replace(recipe, **{field: getattr(plain, field)})
+        if field == "compile":
+            kept = {other: v for other, v in recipe.knobs.items() if other != COMPILE_SCOPE}
+            recipe = replace(recipe, knobs=kept)
         yield name, recipe
 
 

@@ -36,6 +36,8 @@ _FACTOR_SCALES: Mapping[str, tuple[float, float]] = {
     "keep_memory": (0.35, 0.10),
     "reduce_dtype": (0.25, 0.10),
     "float8": (0.20, 0.10),
+    "attention": (0.15, 0.10),
+    "compile_mode": (0.35, 0.12),
 }
 _DEFAULT_SCALE = (0.08, 0.03)
 

@@ -15,7 +15,7 @@ from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.recipe import KEEP_MEMORY, KnobValue
+from autoprec.core.recipe import ATTENTION, KEEP_MEMORY, KnobValue
 
 #: Fused kernels make an optimizer's step two to four times faster on a CPU or a GPU, so below this
 #: share of the whole step they cannot gain 2 %.
@@ -25,6 +25,16 @@ _OPTIMIZER_SHARE = 0.03
 #: 100), less than 3 % of a longer step.
 SHORT_STEP_SECONDS = 0.05
 STEPS_PER_EXECUTION, _STEPS_AT_ONCE = "steps_per_execution", 8
+
+#: Below this many scores in a row attention is too small a part of a step for its kernel to matter.
+_LONG_ATTENTION = 512
+
+#: Kernels of attention that are worth a trial. PyTorch's own order among them is for all shapes and
+#: versions the same; "math" keeps every score and is slowest at such lengths.
+_ATTENTION_KERNELS: Mapping[DeviceKind, tuple[str, ...]] = {
+    DeviceKind.CUDA: ("flash", "cudnn", "efficient"),
+    DeviceKind.ROCM: ("flash", "efficient"),
+}
 
 
 def plausible_knobs(
@@ -53,6 +63,8 @@ def _plausible_anywhere(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tup
             found["implicit_bfloat16"] = (False, True)
     if facts.kind is DeviceKind.CUDA and task.convolutions:
         found["cudnn_benchmark"] = (False, True)
+    if facts.kind in _ATTENTION_KERNELS and task.attention_length >= _LONG_ATTENTION:
+        found[ATTENTION] = ("default", *_ATTENTION_KERNELS[facts.kind])
     if task.steps_per_execution == 1 and 0 < task.step_seconds < SHORT_STEP_SECONDS:
         found[STEPS_PER_EXECUTION] = (1, _STEPS_AT_ONCE)
     return found

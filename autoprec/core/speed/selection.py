@@ -19,7 +19,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.reference_recipe import count_global_roundings
 from autoprec.core.ratio import Ratio
-from autoprec.core.recipe import Recipe, communication_settings
+from autoprec.core.recipe import COMPILE_SCOPE, Recipe, communication_settings
 from autoprec.core.recipe_words import name_recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import is_faster, paired_ratio
@@ -56,12 +56,15 @@ class Choice:
 
 
 def count_settings(recipe: Recipe) -> int:
-    """Return how many settings differ from plain float32 training."""
+    """Return how many settings differ from plain float32 training.
+
+    What is compiled is none of its own: blocks take fewer seconds than the whole model.
+    """
     return (
         (recipe.policy is not Policy.FLOAT32)
         + (recipe.memory_format != "contiguous")
         + recipe.compile
-        + len(recipe.knobs)
+        + sum(name != COMPILE_SCOPE for name in recipe.knobs)
         + len(communication_settings(recipe))
         + bool(recipe.float32_modules)
         + bool(recipe.alignment.modules)

@@ -16,7 +16,10 @@ from typing import Any
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import (
+    COMPILE_MODE,
+    COMPILE_SCOPE,
     FLOAT8,
+    GRAPH_MODES,
     Alignment,
     Distributed,
     KnobValue,
@@ -108,15 +111,16 @@ class Space:
         }
 
     def points(self) -> list[Point]:
-        """Return every point of the space, in a fixed order; none with float8 in another policy."""
+        """Return every point of the space, in a fixed order; none that turns an idle knob."""
         levels = self.levels()
         every = (dict(zip(levels, values, strict=True)) for values in product(*levels.values()))
-        return [point for point in every if not point.get(FLOAT8) or _may_use_float8(point)]
+        return [p for p in every if not any(self._is_turned(p, name) for name in self._idle(p))]
 
     def recipe(self, point: Point) -> Recipe:
-        """Return the recipe a point stands for: without float8 where none may have it."""
+        """Return the recipe a point stands for, without the knobs that are idle there."""
         policy = Policy(str(point["policy"]))
         batch = int(point[BATCH])
+        idle = self._idle(point)
         return Recipe(
             policy=policy,
             batch_size=batch,
@@ -130,11 +134,26 @@ class Space:
             alignment=self._paddings[int(point.get(ALIGNMENT, self.alignments[0].multiple))],
             knobs={
                 name: point[name]
-                for name, levels in self.knobs.items()
-                if point[name] != levels[0] and (name != FLOAT8 or _may_use_float8(point))
+                for name in self.knobs
+                if name not in idle and self._is_turned(point, name)
             },
             distributed=self._distributed(point, policy),
         )
+
+    def _is_turned(self, point: Point, name: str) -> bool:
+        return name in self.knobs and point[name] != self.knobs[name][0]
+
+    def _idle(self, point: Point) -> tuple[str, ...]:
+        """Return the knobs that a recipe at this point may not have, or that do nothing there."""
+        compiled = bool(point["compile"])
+        splits = self.effective_batch is not None and point[BATCH] != self.whole_micro_batch
+        replays = point.get(COMPILE_MODE) in GRAPH_MODES
+        idle = {
+            FLOAT8: not may_use_float8(Policy(str(point["policy"])), compiled),
+            COMPILE_MODE: not compiled or (splits and replays),
+            COMPILE_SCOPE: not compiled,
+        }
+        return tuple(name for name, is_idle in idle.items() if is_idle)
 
     def _float32_modules(self, policy: Policy) -> tuple[str, ...]:
         """Return the modules that stay in float32 under a policy."""
@@ -167,10 +186,6 @@ class Space:
             **{name: recipe.knobs.get(name, levels[0]) for name, levels in self.knobs.items()},
             BATCH: recipe.batch_size,
         }
-
-
-def _may_use_float8(point: Point) -> bool:
-    return may_use_float8(Policy(str(point["policy"])), bool(point["compile"]))
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:

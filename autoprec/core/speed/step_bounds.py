@@ -81,10 +81,14 @@ class Estimate:
         return self.arithmetic_seconds + self.memory_seconds
 
     @property
+    def framework_launch_seconds(self) -> float:
+        """Return what a framework takes to launch its operators one by one."""
+        return self.launch_seconds * FRAMEWORK_LAUNCH_SECONDS / LAUNCH_SECONDS
+
+    @property
     def likely_seconds(self) -> float:
         """Return the longer of computing and a framework's launching."""
-        factor = FRAMEWORK_LAUNCH_SECONDS / LAUNCH_SECONDS
-        return max(self.computing_seconds, self.launch_seconds * factor)
+        return max(self.computing_seconds, self.framework_launch_seconds)
 
     @property
     def least_seconds(self) -> float:

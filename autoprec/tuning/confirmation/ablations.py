@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.profile import Present
-from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe, communication_settings
+from autoprec.core.recipe import (
+    COMPILE_MODE,
+    COMPILE_SCOPE,
+    KEEP_MEMORY,
+    Distributed,
+    Recipe,
+    communication_settings,
+)
 from autoprec.core.speed.acquisition import fit_model
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import (
@@ -50,7 +57,8 @@ class Ablations:
         known = winner.keeps_memory and clearly_pays(
             search.trials.space, search.baseline_point, search.trials.history, winner.batch_size
         )
-        knobs = [name for name in winner.knobs if name != KEEP_MEMORY]
+        left = (KEEP_MEMORY, COMPILE_MODE, COMPILE_SCOPE)
+        knobs = [name for name in winner.knobs if name not in left]
         switched_off = [{name} for name in knobs]
         switched_off += [{KEEP_MEMORY}] * (winner.keeps_memory and not known)
         switched_off += [set(knobs)] * (len(knobs) > 1)

@@ -87,7 +87,8 @@ def _memory_and_padding_advice(
         more = f" and {len(off) - 4} more" if len(off) > 4 else ""
         found.append(
             f"this device wants dimensions in multiples of {multiple}; these are not: {named}"
-            f"{more}. Padding them {describe_padding_trials(result)}; choosing other sizes may"
+            f"{more}. Padding them {describe_padding_trials(result)}; "
+            f"{result.rounding or 'choosing other sizes may'}"
         )
     return found
 

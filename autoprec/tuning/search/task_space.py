@@ -13,7 +13,10 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.numerics.islands import resolve_patterns
 from autoprec.core.recipe import (
+    ATTENTION,
+    BLOCKS,
     COMPILE_MODE,
+    COMPILE_SCOPE,
     FLOAT8,
     GRAPH_MODES,
     KEEP_MEMORY,
@@ -22,6 +25,7 @@ from autoprec.core.recipe import (
     KnobValue,
 )
 from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.cuda_graphs import GRAPH_KINDS, graph_dangers, graph_objections
 from autoprec.core.speed.float8 import float8_objections, is_told_of
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.speed.space import (
@@ -83,9 +87,13 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
     extras = dict(plausible_knobs(facts, task, searched))
     if patterns:
         extras.pop(_ROUNDING_KNOB, None)
+    sizes = _batch_sizes(job, task)
     if FLOAT8 in searched and not _against_float8(job, task, facts, policies):
         extras[FLOAT8] = (False, True)
-    sizes = _batch_sizes(job, task)
+    if COMPILE_MODE in searched and not _against_graphs(job, task, facts, policies, sizes):
+        extras[COMPILE_MODE] = ("default", GRAPH_MODES[0])
+    if COMPILE_SCOPE in searched and _may_compile(job, task, facts) and task.equal_blocks:
+        extras[COMPILE_SCOPE] = ("model", BLOCKS)
     return Space(
         policies=tuple(policies),
         batch_sizes=sizes,
@@ -137,8 +145,6 @@ def _requested_knobs(
     sizes: Sequence[int],
 ) -> dict[str, tuple[KnobValue, ...]]:
     """Return the requested knobs, without what has no effect here or no recipe may hold."""
-    whole = task.batch_size and batch_of_rank(task.batch_size, job.options.nproc)
-    splits = whole is not None and any(size != whole for size in sizes)
     known = registry.capabilities(task.framework).knobs
     found: dict[str, tuple[KnobValue, ...]] = {}
     for name, values in job.options.knobs.items():
@@ -159,15 +165,8 @@ def _requested_knobs(
                     "and is left out"
                 )
             )
-        elif name == COMPILE_MODE and splits and set(levels) & set(GRAPH_MODES):
-            graphs = " and ".join(str(level) for level in levels if level in GRAPH_MODES)
-            job.listener(
-                Note(
-                    f"knob {name}: {graphs} left out, for a split batch's gradients do not survive "
-                    f"the CUDA graphs of that mode; --batch-sizes {whole} splits none"
-                )
-            )
-            found[name] = tuple(level for level in levels if level not in GRAPH_MODES)
+        elif name == COMPILE_MODE:
+            found[name] = _safe_modes(job, task, levels, sizes)
         else:
             found[name] = levels
     for name, levels in found.items():
@@ -178,6 +177,28 @@ def _requested_knobs(
     return {name: levels for name, levels in found.items() if len(levels) > 1}
 
 
+def _safe_modes(
+    job: TuningJob, task: TaskFacts, levels: tuple[KnobValue, ...], sizes: Sequence[int]
+) -> tuple[KnobValue, ...]:
+    """Return the requested modes of the compiler, without those that this task does not bear."""
+    graphs = " and ".join(str(level) for level in levels if level in GRAPH_MODES)
+    if not graphs:
+        return levels
+    whole = task.batch_size and batch_of_rank(task.batch_size, job.options.nproc)
+    lost = "a split batch's gradients do not survive the CUDA graphs of that mode"
+    against = list(graph_dangers(task))
+    if whole is not None and whole not in sizes:
+        against.append(f"{lost}; --batch-sizes {whole} splits none")
+    if against:
+        job.listener(Note(f"knob {COMPILE_MODE}: {graphs} left out: {'; '.join(against)}"))
+        return tuple(level for level in levels if level not in GRAPH_MODES)
+    if whole is not None and len(sizes) > 1:
+        job.listener(
+            Note(f"knob {COMPILE_MODE}: {graphs} tried at batch {whole} alone, for {lost}")
+        )
+    return levels
+
+
 def _after_default(
     name: str, values: tuple[KnobValue, ...], task: TaskFacts
 ) -> tuple[KnobValue, ...]:
@@ -186,6 +207,8 @@ def _after_default(
         "threads": task.threads,
         "steps_per_execution": task.steps_per_execution,
         COMPILE_MODE: "default",
+        COMPILE_SCOPE: "model",
+        ATTENTION: "default",
     }
     default = defaults.get(name, False)
     others = tuple(value for value in dict.fromkeys(values) if value != default)
@@ -208,16 +231,32 @@ def _tries_compilation(job: TuningJob, task: TaskFacts, facts: DeviceFacts) -> b
 
 
 def refusals_for_task(
-    job: TuningJob, task: TaskFacts, facts: DeviceFacts, policies: Sequence[Policy]
+    job: TuningJob, task: TaskFacts, facts: DeviceFacts, space: Space
 ) -> tuple[Refusal, ...]:
     """Return what is ruled out by the task, and for it on this device, besides policies."""
+    policies, sizes = space.policies, space.batch_sizes
     found = []
     if _tries_compilation(job, task, facts) and task.not_compilable:
         found.append(Refusal("compiled", task.not_compilable))
     if FLOAT8 in registry.capabilities(task.framework).knobs and is_told_of(facts):
         against = _against_float8(job, task, facts, policies)
         found += [Refusal(FLOAT8, against)] * bool(against)
+    if facts.kind in GRAPH_KINDS and COMPILE_MODE in registry.capabilities(task.framework).knobs:
+        against = _against_graphs(job, task, facts, policies, sizes)
+        found += [Refusal(f"{COMPILE_MODE} {GRAPH_MODES[0]}", against)] * bool(against)
     return tuple(found)
+
+
+def _against_graphs(
+    job: TuningJob,
+    task: TaskFacts,
+    facts: DeviceFacts,
+    policies: Sequence[Policy],
+    sizes: Sequence[int],
+) -> str:
+    """Say why CUDA graphs are not tried; "" where they are."""
+    compiled = _may_compile(job, task, facts)
+    return "; ".join(graph_objections(facts, task, policies, max(sizes), compiled=compiled))
 
 
 def _against_float8(

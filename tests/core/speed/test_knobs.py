@@ -76,6 +76,23 @@ def test_memory_can_be_kept_where_the_c_library_lets_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "length", "levels"),
+    [
+        (DeviceKind.CUDA, 1024, ("default", "flash", "cudnn", "efficient")),
+        (DeviceKind.ROCM, 512, ("default", "flash", "efficient")),
+        (DeviceKind.CUDA, 128, None),
+        (DeviceKind.CUDA, 0, None),
+        (DeviceKind.CPU, 1024, None),
+    ],
+)
+def test_kernels_of_attention_are_compared_where_it_is_long_and_the_device_has_several(
+    kind: DeviceKind, length: int, levels: tuple[str, ...] | None
+) -> None:
+    found = plausible(device(kind), replace(TORCH, attention_length=length))
+    assert found.get("attention") == levels
+
+
+@pytest.mark.parametrize(
     ("observed", "threads"),
     [
         ({"core_quota": 2.5, "cores": 8, "usable_cores": 8}, 2),
@@ -89,7 +106,8 @@ def test_threads_follow_what_the_process_really_has(observed: dict[str, Any], th
 
 
 def test_every_level_is_one_the_recipe_takes() -> None:
-    for facts, task in [(cpu(cores=4), TORCH), (device(DeviceKind.CUDA), TORCH), (cpu(), KERAS)]:
+    attends = replace(TORCH, attention_length=1024)
+    for facts, task in [(cpu(cores=4), TORCH), (device(DeviceKind.CUDA), attends), (cpu(), KERAS)]:
         for name, levels in plausible(facts, task).items():
             assert name in registry.capabilities(task.framework).knobs
             for level in levels:

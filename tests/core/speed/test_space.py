@@ -110,6 +110,21 @@ def test_only_knobs_that_are_turned_are_in_the_recipe(space):
             assert value == point[name] != space.knobs[name][0]
 
 
+def test_what_refines_compiled_code_is_at_no_other_point():
+    modes = ("default", "reduce-overhead", "max-autotune")
+    knobs = {"compile_mode": modes, "compile_scope": ("model", "blocks"), "threads": (2, 1)}
+    space = Space((Policy.FLOAT32,), (16, 64), 64, compile=(False, True), knobs=knobs)
+    points = space.points()
+    eager = [point for point in points if not point["compile"]]
+    assert {(p["compile_mode"], p["compile_scope"]) for p in eager} == {("default", "model")}
+    graphs = [point for point in points if point["compile_mode"] != "default"]
+    assert {point[BATCH] for point in graphs} == {64}
+    assert {point["compile_scope"] for point in graphs} == {"model", "blocks"}
+    assert len({space.recipe(point).key() for point in points}) == len(points)
+    for point in ({**eager[0], "compile_scope": "blocks"}, {**graphs[0], BATCH: 16}):
+        assert not {"compile_scope", "compile_mode"} & set(space.recipe(point).knobs)
+
+
 def test_padding_is_a_factor_only_where_there_is_a_choice():
     plain = Space((Policy.FLOAT32,), (8,))
     assert "alignment" not in plain.levels()

@@ -62,7 +62,7 @@ def built(
     )
     known = replace(TaskFacts("torch", {}, 32, 32, parameters=100), **task)
     space = build_space(job, known, facts, propose(facts, options.policies))
-    return space, said, refusals_for_task(job, known, facts, space.policies)
+    return space, said, refusals_for_task(job, known, facts, space)
 
 
 def float8(facts: DeviceFacts, options: Options = GPU, **task: Any) -> tuple[bool, str]:

@@ -21,6 +21,7 @@ from autoprec.backends.torch.apply.accumulation_checks import UnequalBatches
 from autoprec.backends.torch.apply.autocast_context import EMPTY, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.first_update import FirstUpdate
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import add_optimizers
 from autoprec.backends.torch.apply.nested_tensors import to_channels_last
@@ -71,7 +72,7 @@ class AttachedRecipe:
         keep_buffers(scaler, root, self._device_type)
         islands = (*report.islands, *report.outputs)
         padded = [each.path for each in report.padded]
-        compiled = root.__dict__.get("_compiled_call_impl") is not None
+        compiled = any(is_compiled(each) for each in root.modules())
         self._first = FirstUpdate(root, islands=islands, padded=padded, compiled=compiled)
         self._calls: Any = None
         self._unequal = UnequalBatches() if recipe.accumulation_steps > 1 else None

@@ -22,7 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.attention_kernels import prefer_attention
 from autoprec.backends.torch.apply.change_report import ChangeReport, Skipped
+from autoprec.backends.torch.apply.equal_blocks import equal_blocks
 from autoprec.backends.torch.apply.float8_linear import use_float8
 from autoprec.backends.torch.apply.float32_distributions import (
     build_in_float32,
@@ -47,7 +49,7 @@ from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.apply.padding import pad_modules
 from autoprec.backends.torch.distributed.sharding import sharded_modules
 from autoprec.backends.torch.dtypes import EXACT_DTYPES, LOW_DTYPES, autocast_dtype
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import ATTENTION, BLOCKS, COMPILE_MODE, COMPILE_SCOPE, Recipe
 from autoprec.errors import UsageError
 
 #: Copies of a model that were restored by themselves: they are not given its wrappers again.
@@ -67,8 +69,9 @@ class _Undo:
     """What cannot be found on the modules themselves."""
 
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
-    compiled: bool = False
-    compiled_before: Callable[..., Any] | None = None
+    compiled: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any] | None] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     layout: ChannelsLast = field(default_factory=ChannelsLast)
     fused: FusedOptimizers = field(default_factory=FusedOptimizers)
     copies: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
@@ -113,12 +116,9 @@ def operate(
         skipped += _lay_out(root, optimizers, undo)
     if recipe.knobs.get("fused_optimizer"):
         skipped += undo.fused.apply(optimizers)
-    if recipe.compile:
-        mode = str(recipe.knobs.get("compile_mode", "default"))
-        _compile(root, undo, compile_backend, _mode(mode, compile_backend))
+    skipped += _compile_and_attend(root, recipe, undo, device_type, compile_backend)
     if dtype is not None and root.__dict__.get(COMPILED_CALL) is not None:
-        if not undo.compiled:  # it is the user's own
-            undo.compiled, undo.compiled_before = True, root.__dict__[COMPILED_CALL]
+        undo.compiled.setdefault(root, root.__dict__[COMPILED_CALL])  # it may be the user's own
         root.__dict__[COMPILED_CALL] = NotedCall(root.__dict__[COMPILED_CALL])
     if dtype is not None and casts_itself:
         install_wrapper(AutocastCalls(root, device_type, dtype))
@@ -137,14 +137,36 @@ def operate(
     )
 
 
-def _compile(root: nn.Module, undo: _Undo, backend: Any, mode: str | None) -> None:
-    undo.compiled_before = root.__dict__.get(COMPILED_CALL)
-    undo.compiled = True
-    if not any(wrappers_on(root)):
-        # torch.compile leaves frames in torch's own files to Python: without a frame of ours
-        # an nn.Sequential would not be compiled as a whole, and nothing would say so.
-        install_wrapper(ForwardWrapper(root))
-    root.compile(backend=backend, mode=mode)
+def _compile_and_attend(
+    root: nn.Module, recipe: Recipe, undo: _Undo, device_type: str, backend: Any
+) -> tuple[Skipped, ...]:
+    """Compile the model or its blocks, with the kernel that attention prefers in what is compiled.
+
+    Returns what of this was not done, and why.
+    """
+    skipped: tuple[Skipped, ...] = ()
+    compiled = [root] if recipe.compile else []
+    if recipe.compile and recipe.knobs.get(COMPILE_SCOPE) == BLOCKS:
+        blocks = [root.get_submodule(path) for path in equal_blocks(root)]
+        inside = (part for block in blocks for part in block.modules())
+        why = "" if blocks else "no equal blocks make up most of this model"
+        if any(any(wrappers_on(part)) for part in inside):  # each object is guarded on by itself
+            why = "islands, padding or float8 in its blocks would compile every block anew"
+        if why:
+            skipped += (Skipped("", COMPILE_SCOPE, f"{why}; it is compiled as a whole"),)
+        else:
+            compiled = blocks
+    wanted = str(recipe.knobs.get(ATTENTION, "default"))
+    skipped += prefer_attention(dict.fromkeys([root, *compiled]), wanted, device_type)
+    mode = str(recipe.knobs.get(COMPILE_MODE, "default"))
+    for module in compiled:
+        undo.compiled[module] = module.__dict__.get(COMPILED_CALL)
+        if not any(wrappers_on(module)):
+            # torch.compile leaves frames in torch's own files to Python: without a frame of ours
+            # an nn.Sequential would not be compiled as a whole, and nothing would say so.
+            install_wrapper(ForwardWrapper(module))
+        module.compile(backend=backend, mode=_mode(mode, backend))
+    return skipped
 
 
 def add_optimizers(
@@ -213,8 +235,8 @@ def restore(model: nn.Module) -> None:
         return
     for module in (each for other in undo.copies for each in other.modules()):
         uninstall_wrappers(module, {undo.owner})
-    if undo.compiled:
-        root.__dict__[COMPILED_CALL] = undo.compiled_before
+    for module, before in undo.compiled.items():
+        module.__dict__[COMPILED_CALL] = before
     undo.layout.undo()
     undo.fused.undo()
 

@@ -8,7 +8,7 @@ weights, or an autocast the model opens itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.batch_splits import COMPARED_BATCHES
 from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
+from autoprec.backends.torch.apply.equal_blocks import equal_blocks
 from autoprec.backends.torch.apply.float8_linear import float8_layers
 from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
@@ -27,10 +28,12 @@ from autoprec.backends.torch.measure.flops import OUTSIDE
 from autoprec.backends.torch.measure.step_costs import (
     kernels,
     operations,
+    run_pass,
     saved_bytes,
     slowest_operator,
     try_to_measure,
 )
+from autoprec.backends.torch.measure.watched_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.batch_splitting import splittable
 from autoprec.backends.torch.train.batch_views import survey
@@ -87,6 +90,7 @@ def describe(
     seconds, updating = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
     run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
+    length, kept = _watched(lambda: run_pass(task, model, batch, seed), model)
     timed, _ = try_to_measure(
         lambda: slowest_operator(task, model, batch, seed, lambda: _synchronize(device))
     )
@@ -125,6 +129,9 @@ def describe(
         threads=torch.get_num_threads(),
         keepable_memory=device_type == "cpu" and can_keep_freed_memory(),
         float8_layers=float8_layers(model),
+        equal_blocks=equal_blocks(model),
+        attention_length=length,
+        keeps_outputs=kept,
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
         units=tuple(_units(model, counted)),
@@ -156,6 +163,15 @@ def _time_one_step(
         seconds = time.perf_counter() - start
         updating = time.perf_counter() - between
     return seconds, updating
+
+
+def _watched(run: Callable[[], None], model: nn.Module) -> tuple[int, bool]:
+    """Return how long attention's rows are, and whether outputs are kept; 0, False: not known."""
+    found: list[int] = []
+    kept, _ = try_to_measure(
+        lambda: keeps_outputs(model, lambda: found.append(attention_length(run)))
+    )
+    return (found[0], bool(kept)) if found else (0, False)
 
 
 def _named_operator(name: str, operator_seconds: float, step_seconds: float) -> tuple[str, float]:

@@ -108,6 +108,7 @@ class TorchTrainee:
         """Seed every generator; return those that the task's code holds itself."""
         held = held_generators(self.model, around(self.task))
         seed_everything(seed, held)
+        self.random.note_seeding()
         return held
 
     def forward_loss(self, batch: Any, seed: int) -> torch.Tensor:

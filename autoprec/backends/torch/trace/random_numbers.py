@@ -51,19 +51,29 @@ class RandomNumbers:
 
     def __init__(self) -> None:
         self._drawn: bool | None = None
+        self._undrawn: Sequence[torch.Tensor] = ()
 
     @property
     def drawn(self) -> bool:
         """Return whether a step drew random numbers so far."""
         return self._drawn is True
 
+    @property
+    def may_draw(self) -> bool:
+        """Return whether a step may draw: unless those so far are known to have drawn nothing."""
+        return self._drawn is not False
+
+    def note_seeding(self) -> None:
+        """Take the generators' state for one in which nothing is drawn yet: a step seeds them."""
+        self._undrawn = generator_states()
+
     @contextlib.contextmanager
     def alike(self) -> Iterator[None]:
         """Draw alike inside: in the forward pass, and where the backward pass repeats it."""
         if self._drawn is False:
-            before = generator_states()
+            self.note_seeding()
             yield
-            self._drawn = not _equal(before, generator_states())
+            self._drawn = not _equal(self._undrawn, generator_states())
             return
         mode = DrawnAlike()
         with mode:

@@ -81,7 +81,9 @@ class TorchTracing:
         self, recipe: Recipe, seed: int, batch: Any, *, reference: bool
     ) -> Iterator[TorchTrainee]:
         """Build the model under `recipe`; the optimizer sees the initial weights."""
-        drawn_alike = drawn_alike_compiled() if recipe.compile else contextlib.nullcontext()
+        # What is compiled to draw alike is not what was compiled for the trial.
+        draws = recipe.compile and self._random.may_draw
+        drawn_alike = drawn_alike_compiled() if draws else contextlib.nullcontext()
         with process_settings_restored(), compiled_throughout(recipe), drawn_alike:
             model = build_model(self._task, self._device, self._seed + seed)
             materialize(self._task, model, move(batch, self._device), self._seed + seed)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from autoprec.backends.torch.apply.float32_islands import ENTERED, own_autocast_is
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled
 from autoprec.backends.torch.apply.process_settings import exact_products
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.watch.caught_call import CaughtCall, outputs_in
@@ -52,6 +53,15 @@ class Run:
 
     outputs: dict[int, torch.Tensor]
     gradients: dict[str, torch.Tensor]
+
+
+def _eagerly(root: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which parts of a model that are compiled run as Python has them."""
+    parts = (each for each in root.modules() if each is not root)
+    if not any(is_compiled(each) for each in parts):
+        return contextlib.nullcontext()
+    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 class RepeatedCall:
@@ -109,6 +119,7 @@ class RepeatedCall:
                 torch.set_grad_enabled(not self._sharded),
                 torch.autocast(kind, dtype, enabled=autocast),
                 own_autocast_is(self._root, autocast),
+                _eagerly(self._root),
             ):
                 args, kwargs = self._args
                 root: Any = self._root
