@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.number_words import percent
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import COMPILE_MODE, COMPILE_SCOPE, FLOAT8, Alignment, Recipe
-from autoprec.core.speed.noise import Ratio, is_faster
+from autoprec.core.speed.noise import is_faster
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.job import TuningJob

@@ -31,8 +31,9 @@ from autoprec.backends.shared import worker_process
 from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, OperatorTime, TaskFacts
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.noise import Ratio, paired_ratio, seems_disturbed
+from autoprec.core.speed.noise import paired_ratio, seems_disturbed
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError, UsageError
 from autoprec.workers.captured_task import describe_captured, fingerprint_of, optimizer_of

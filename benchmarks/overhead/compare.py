@@ -3,7 +3,8 @@
     python -m benchmarks.overhead.compare [--processes 9] [--seconds 1] [--ways torch fit]
 
 PyTorch's loop (`torch_steps`) and Keras's fit, train_on_batch and custom loop (`keras_steps`)
-at steps of 0.3 to 100 ms, in several processes a case: each gives one pair of medians at every
+at steps of 0.3 to 100 ms, and a loop of PyTorch's with checks during training against one without
+(its steps between the checks), in several processes a case: each gives one pair of medians at every
 length, and a line through its costs gives its fixed cost. Printed and written are the medians over
 processes with their 95 % intervals, which leave out the lowest and the highest from nine processes
 on: one disturbed process decides nothing. What is promised (`fit`) is kept where the upper end is
@@ -31,6 +32,7 @@ from benchmarks.overhead.fit import (
     FIT,
     TORCH,
     UNRESOLVED,
+    WATCHED,
     Pair,
     by_target,
     case,
@@ -44,8 +46,10 @@ from benchmarks.search.oracle_rows import ratio_text
 
 #: By option: the way's name, its program with its words, and its policies.
 BOTH = (Policy.FLOAT32.value, Policy.MIXED_BFLOAT16.value)
+LOW = (Policy.MIXED_BFLOAT16.value, Policy.MIXED_FLOAT16.value)
 WAYS: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     "torch": (TORCH, "torch_steps", (), (*BOTH, Policy.MIXED_FLOAT16.value)),
+    "watch": (WATCHED, "torch_steps", ("--watched",), LOW),
     "fit": (FIT, "keras_steps", ("fit",), BOTH),
     "train_on_batch": ("Keras train_on_batch", "keras_steps", ("train_on_batch",), BOTH),
     "loop": ("Keras custom loop", "keras_steps", ("custom loop",), BOTH),

@@ -20,6 +20,7 @@ from benchmarks.search.oracle_rows import ratio_text
 #: What a step of at least so many seconds may cost through a profile, and by which ways.
 PROMISED_RATIO, PROMISED_FROM = 1.01, 0.0045
 TORCH, FIT = "torch loop", "Keras fit"
+WATCHED = "torch loop, checks on over off"
 PROMISED_WAYS = (TORCH, FIT)
 
 #: The most microseconds that a step of PyTorch's may cost whatever its length, by policy.

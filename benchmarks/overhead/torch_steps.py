@@ -8,6 +8,9 @@ torch.amp.GradScaler as PyTorch's own AMP recipe writes it. Steps alternate in a
 so that a machine that drifts drifts for both; every round builds both models anew, in turn, so that
 where memory happens to lie favours neither. Prints the medians of both sides as JSON.
 
+With `--watched` a loop whose checks during training are on is compared with one without: its steps
+between the checks, for the median of all is of those.
+
 The batch is grown until the hand-written step takes about the time asked for. On an accelerator the
 layers are wider, and every step is waited for.
 """
@@ -21,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +36,7 @@ from autoprec.backends.torch.measure.devices import synchronize
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.watch_settings import EVERY
 from benchmarks.overhead.fit import Pair
 
 WIDTHS = {Policy.FLOAT32: 256, Policy.MIXED_BFLOAT16: 64, Policy.MIXED_FLOAT16: 16}
@@ -42,12 +47,16 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Case:
-    """What both sides train: the policy, how wide the layers are, the batch, and where."""
+    """What both sides train: the policy, how wide the layers are, the batch, and where.
+
+    `watched` compares a loop with checks with one without, both through a profile.
+    """
 
     policy: Policy
     width: int
     size: int
     device: str
+    watched: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,12 @@ def by_hand(case: Case) -> Step:
     return step
 
 
-def by_profile(case: Case) -> Step:
+def by_watched_profile(case: Case) -> Step:
+    """The same loop with checks."""
+    return by_profile(case, watch=True)
+
+
+def by_profile(case: Case, *, watch: bool = False) -> Step:
     """The loop as docs/apply-pytorch.md has it, step by step."""
     model, optimizer = build(case)
     inputs, targets = batch(case)
@@ -124,6 +138,8 @@ def by_profile(case: Case) -> Step:
     recipe = Recipe(policy=case.policy, loss_scale=scale)
     surgeon = TorchSurgeon()
     precision = surgeon.apply(recipe, model=model, optimizers=(optimizer,), device=case.device)
+    if watch:
+        surgeon.watch(precision, model=model, device=case.device, action="warn", every=EVERY)
 
     def step() -> None:
         with precision.autocast():
@@ -156,9 +172,11 @@ def grown(case: Case, target: float) -> Case:
 
 def one_round(case: Case, steps: int, *, profile_first: bool) -> tuple[float, float]:
     """Return the median step of both sides, by profile and by hand."""
-    order = [by_profile, by_hand] if profile_first else [by_hand, by_profile]
+    with_it: Callable[[Case], Step] = by_watched_profile if case.watched else by_profile
+    without: Callable[[Case], Step] = by_profile if case.watched else by_hand
+    order = [with_it, without] if profile_first else [without, with_it]
     sides = {make: make(case) for make in order}
-    ours, theirs = sides[by_profile], sides[by_hand]
+    ours, theirs = sides[with_it], sides[without]
     times: dict[Step, list[float]] = {ours: [], theirs: []}
     for _ in range(5):
         ours()
@@ -173,19 +191,19 @@ def one_round(case: Case, steps: int, *, profile_first: bool) -> tuple[float, fl
 
 
 def rounds_of(
-    policy: Policy, target: float, *, rounds: int, budget: float, device: str
+    policy: Policy, target: float, *, rounds: int, budget: float, device: str, watched: bool = False
 ) -> tuple[Case, int, Medians]:
     """The case whose step takes about `target` seconds, and both sides' medians of every round."""
     wide = WIDTHS[policy] if target >= SHORT else NARROW
     width = wide if device == "cpu" else WIDTH_ELSEWHERE
-    case = grown(Case(policy, width, 4, device), target)
+    case = grown(Case(policy, width, 4, device, watched), target)
     steps = max(10, int(budget / target / 2))
     return case, steps, [one_round(case, steps, profile_first=bool(i % 2)) for i in range(rounds)]
 
 
-def pair(policy: Policy, target: float, *, rounds: int, budget: float, device: str) -> Pair:
-    """This process's medians at one length of steps."""
-    case, _, medians = rounds_of(policy, target, rounds=rounds, budget=budget, device=device)
+def pair(policy: Policy, target: float, **how: Any) -> Pair:
+    """This process's medians at one length of steps; `how` is that of `rounds_of`."""
+    case, _, medians = rounds_of(policy, target, **how)
     ours, theirs = (statistics.median(side) for side in zip(*medians, strict=True))
     return Pair(target, ours, theirs, case.size)
 
@@ -219,6 +237,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="torch's name for it, such as cuda")
+    parser.add_argument("--watched", action="store_true", help="what checks during training cost")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     found = [
@@ -228,6 +247,7 @@ def main() -> None:
             rounds=arguments.rounds,
             budget=arguments.seconds,
             device=arguments.device,
+            watched=arguments.watched,
         )
         for target in arguments.milliseconds
     ]

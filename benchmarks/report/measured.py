@@ -33,6 +33,7 @@ NAMES = {
     "loss_constants": "a constant in the loss",
     "proof_costs": "what a proof costs",
     "watched": "checks during training",
+    "late_breaks": "what breaks late",
     "islands": "speed kept by islands",
     "soak": "faults",
     "fuzz": "malformed files",

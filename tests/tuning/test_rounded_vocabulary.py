@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from autoprec.core.measurement import Dimension
+from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.tuning.rounded_vocabulary import (
     RoundedVocabulary,
     measure_rounding,

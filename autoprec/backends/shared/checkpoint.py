@@ -16,7 +16,8 @@ class Checkpoint:
 
     `seed` is that of the batch's random numbers, `index` the place of the step's first batch in the
     data that float32 trains on; `noise_share` which share of that batch's gradient is noise;
-    `evaluated` what `evaluated_batch` gives in evaluation (None: not looked at).
+    `evaluated` what `evaluated_batch` gives in evaluation (None: not looked at). `name` is that of
+    a batch of another size than the first one's, empty for the step's own.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Checkpoint:
     buffers: StepBuffers = field(default_factory=StepBuffers)
     evaluated_batch: Any = None
     evaluated: Evaluated | None = None
+    name: str = ""
 
     def evaluate(self, trainee: Trainee, batch: Any) -> None:
         """Note what a batch gives in evaluation."""

@@ -7,8 +7,10 @@ are replayed in a cycle, and the stream says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+
+from autoprec.backends.shared.ranks import Agree, unchanged
 
 MAX_KEPT_BYTES = 1 << 30
 """How much data one stream keeps in memory before it draws again instead."""
@@ -34,7 +36,7 @@ class BatchStream:
     """Batch 0, 1, 2, ... of one batch size and seed: always the same ones.
 
     `draw` begins the data anew, without end; `reproducible` says whether it gave the same batches
-    each time so far.
+    each time so far. `elsewhere` returns large batches from all over the data.
     """
 
     def __init__(
@@ -42,13 +44,15 @@ class BatchStream:
         draw: Callable[[], Iterator[Any]],
         operations: BatchOperations,
         keep_bytes: int = MAX_KEPT_BYTES,
+        elsewhere: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
-        self._draw_data, self._operations = draw, operations
+        self._draw_data, self._operations, self._elsewhere = draw, operations, elsewhere
         self._budget = keep_bytes
         self._kept: list[Any] = []
         self._sizes: list[int] = []
         self._pinned: dict[int, Any] = {}
         self._hashes: list[str] = []
+        self._large: list[Any] | None = None
         self._live: Iterator[Any] | None = None
         self._position = 0
         self.reproducible = True
@@ -79,6 +83,22 @@ class BatchStream:
         """Return a copy of the largest batch in memory, the first of several."""
         largest = max(range(len(self._sizes)), key=self._sizes.__getitem__)
         return self._operations.hand_out(self._kept[largest])
+
+    def other_sizes(self, agree: Agree = unchanged) -> list[tuple[str, Any]]:
+        """Return copies of the largest and the smallest batch known, unless the first is as large.
+
+        Each comes with what it is called. Of several ranks all have one where any has.
+        """
+        if self._large is None:
+            self._large = [self._operations.store(each) for each in self._elsewhere()]
+        known = [*self._kept, *self._large]
+        sizes = [self._operations.size_in_bytes(each) for each in known]
+        found = []
+        for name, choose in (("the largest batch", max), ("the smallest batch", min)):
+            place = choose(range(len(sizes)), key=sizes.__getitem__)
+            if agree(float(sizes[place] != sizes[0])):
+                found.append((name, self._operations.hand_out(known[place])))
+        return found
 
     def close(self) -> None:
         """End the data's iterator and its worker processes."""

@@ -128,6 +128,7 @@ class ComparisonTracer:
                         noise_share=kept.noise_share,
                         evaluated=kept.is_evaluated,
                         evaluation_error=kept.evaluation_error(trainee, self._framework),
+                        batch=kept.name,
                     )
                     later = self._later_losses(trainee, kept)
                     points.append(point.with_mean_losses(later, kept.later_losses))
@@ -148,7 +149,9 @@ class ComparisonTracer:
                     moved = StepBuffers.left_by(trainee, kept.state).compared_with(kept.buffers)
                     evaluated = kept.evaluation_error(trainee, self._framework, draw)
                     points.append(
-                        NoisyStep(kept.step, _finite(loss), kept.loss, error, moved, evaluated)
+                        NoisyStep(
+                            kept.step, _finite(loss), kept.loss, error, moved, evaluated, kept.name
+                        )
                     )
         return tuple(points)
 
@@ -279,6 +282,7 @@ class ComparisonTracer:
 
     def _complete_answers(self, trainee: Trainee) -> None:
         """Compute what float32's training did not show of its answers at the checkpoints."""
+        self._add_other_batches()
         for kept in self._checkpoints:
             if kept.gradient is None:
                 trainee.put_back(kept.state)
@@ -288,9 +292,20 @@ class ComparisonTracer:
                 kept.buffers = StepBuffers.left_by(trainee, kept.state)
             kept.buffers = self._with_scaled_step(trainee, kept, kept.buffers)
             kept.later_losses = self._later_losses(trainee, kept)
-            kept.noise_share = self._noise_share(trainee, kept)
+            kept.noise_share = None if kept.name else self._noise_share(trainee, kept)
         for kept in self._checkpoints[-1:]:
             kept.evaluate(trainee, self._stream(self._compared, 0).largest())
+
+    def _add_other_batches(self) -> None:
+        """Have batches of other sizes compared at the weights of the last of the first steps."""
+        early = [kept for kept in self._checkpoints if kept.step < proof_steps.SHORT_STEPS]
+        if early:
+            place, at = len(early) - 1, early[-1]
+            found = self._stream(self._compared, 0).other_sizes(self._ranks.agree)
+            self._checkpoints[place:place] = [
+                Checkpoint(at.step, at.state, batch, at.seed, at.index, name=name)
+                for name, batch in found
+            ]
 
     def _require_checkpoints(self) -> None:
         if not self._checkpoints:

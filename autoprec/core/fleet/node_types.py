@@ -1,6 +1,6 @@
 """Which nodes of a cluster are of one type: those whose devices have the same fingerprint.
 
-Memory counts as the same within what `profile_fit` accepts without a warning, for two nodes of one
+Memory counts as the same within what `profile.fit` accepts without a warning, for two nodes of one
 model rarely report the same number of bytes.
 """
 

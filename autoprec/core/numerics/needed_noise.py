@@ -13,6 +13,7 @@ from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.parity import (
     check_all_buffers,
     check_all_evaluations,
+    check_all_other_batches,
     check_first_steps,
     check_floor,
     judge,
@@ -32,6 +33,8 @@ def needs_noise_at_checkpoints(evidence: ProofEvidence, tolerance: Tolerance) ->
     if not check_first_steps(evidence, tolerance).passed or not buffers.passed:
         return True
     if not check_all_evaluations(evidence, tolerance).passed:
+        return True
+    if not check_all_other_batches(evidence, tolerance).passed:
         return True
     trained = evidence.runs or evidence.long_runs
     floor_fails = trained and not check_floor(above_origin(evidence), tolerance).passed

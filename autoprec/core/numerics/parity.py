@@ -36,11 +36,12 @@ from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
     check_evaluation,
+    check_other_batches,
     check_single_steps,
     is_noise_sensitive,
 )
-from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity
-from autoprec.core.numerics.traces import NoisyStep, StepComparison, above
+from autoprec.core.numerics.tolerance import Check, Tolerance, or_infinity
+from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from autoprec.core.numerics.verdict import (
     NOTHING_LEARNED,
     NOTHING_TO_COMPARE,
@@ -50,6 +51,8 @@ from autoprec.core.numerics.verdict import (
     describe_shares,
     describe_single_steps,
     describe_success,
+    longest_losses,
+    loss_range,
 )
 
 STEPS_SETTING = "steps (proof_steps)"
@@ -84,6 +87,7 @@ class _Checks:
     single: Check
     buffers: BufferCheck
     evaluation: Check
+    others: Check
     curves: Check
     metric: Check
     long: Check
@@ -125,6 +129,7 @@ def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tol
         single=check_calibrated(evidence.comparisons, noise, tolerance, roundoff),
         buffers=check_all_buffers(evidence, tolerance),
         evaluation=check_all_evaluations(evidence, tolerance),
+        others=check_all_other_batches(evidence, tolerance),
         curves=check_trajectory(runs, tolerance),
         metric=check_metric((*evidence.long_runs, *runs), tolerance),
         long=check_long_runs(evidence.long_runs, tolerance),
@@ -133,8 +138,8 @@ def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tol
 
 def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) -> Verdict:
     """Return a verdict that holds the numbers, and nothing against the candidate."""
-    losses = _longest_losses(evidence)
-    first_loss, last_loss = _loss_range(losses)
+    losses = longest_losses(evidence)
+    first_loss, last_loss = loss_range(losses)
     return Verdict(
         verdict="equal",
         reason="",
@@ -185,7 +190,7 @@ def _judge_first_steps(
             problem = f"{check.problem}; {describe_end(curves, steps)}"
             return _because(numbers, "drift", replace(check, problem=problem, of_loss=True))
     buffers = Check(problem=checks.buffers.problem, step=checks.buffers.step)
-    for check in (buffers, checks.evaluation):
+    for check in (buffers, checks.evaluation, checks.others):
         if not check.passed:
             return _because(numbers, "drift", check)
     if single.undecided == "noise_level" and _leaves_float32(curves, steps, tolerance):
@@ -237,6 +242,13 @@ def check_all_evaluations(evidence: ProofEvidence, tolerance: Tolerance) -> Chec
     """Check what the model gives in evaluation, at all checkpoints that have it."""
     points, noise = _all_checkpoints(evidence)
     return check_evaluation(points, noise, tolerance, evidence.roundoff)
+
+
+def check_all_other_batches(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
+    """Check the single steps on batches of other sizes."""
+    evidence = above_origin(evidence)
+    points, others, noise = evidence.comparisons, evidence.other_batches, evidence.other_noise
+    return check_other_batches(points, others, noise, tolerance, evidence.roundoff)
 
 
 def check_calibrated(
@@ -337,6 +349,7 @@ def _covered(evidence: ProofEvidence, checks: _Checks) -> tuple[str, ...]:
         covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(steps)))}")
     if checks.buffers.judged:
         covered.append("what these steps leave in the model's buffers")
+    covered += [f"a step on {each.batch}" for each in evidence.other_batches]
     if checks.evaluation.judged:
         covered.append("the model's outputs in evaluation")
     if checks.curves.judged:
@@ -381,18 +394,3 @@ def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
         return replace(numbers, verdict="unproven", reason=reason)
     said = f"equal at single steps, but nothing was trained: {describe_single_steps(numbers)}"
     return replace(numbers, verdict="equal at single steps", reason=said + describe_shares(numbers))
-
-
-def _longest_losses(evidence: ProofEvidence) -> tuple[float | None, ...]:
-    """Return float32's losses over the longest run that was judged, as the task gives them."""
-    runs = [run.reference for run in (*evidence.long_runs, *evidence.runs)]
-    losses = max((run.losses for run in runs), key=len, default=())
-    return above(losses, -evidence.loss_origin)
-
-
-def _loss_range(losses: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return where a loss began and ended; None where it was not always finite."""
-    known = [loss for loss in losses if loss is not None]
-    if not known or len(known) < len(losses):
-        return None, None
-    return known[0], mean(known[-max(1, len(known) // 5) :])

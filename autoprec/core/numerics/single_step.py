@@ -107,6 +107,26 @@ def check_single_steps(
     return replace(numbers, undecided="noise_level") if far else numbers
 
 
+def check_other_batches(
+    points: Sequence[StepComparison],
+    others: Sequence[StepComparison],
+    noise: Sequence[NoisyStep],
+    tolerance: Tolerance,
+    roundoff: float = NOISE_ROUNDOFF,
+) -> Check:
+    """Check single steps on batches of `others`' sizes, each by the limits of those of `points`.
+
+    What is near a limit is left to training. A loss counts as at least a share of the first one.
+    """
+    for other in others:
+        first = replace(points[0], loss=points[0].reference, gradient_error=0.0)
+        own = [each for each in noise if each.batch == other.batch]
+        found = check_single_steps((first, other), own, tolerance, roundoff)
+        if not found.passed and not found.undecided:
+            return replace(found, problem=f"on {other.batch}, {found.problem}")
+    return Check(judged=bool(others))
+
+
 @dataclass(frozen=True)
 class _Row:
     """How far loss and gradient are from float32's at one checkpoint, and how far they may be."""
@@ -126,7 +146,8 @@ class _Row:
         if away <= limit:
             return ""
         return (
-            f"at the same weights and batch of step {self.point.step} its {what} is "
+            f"at the same weights{'' if self.point.batch else ' and batch'} of step "
+            f"{self.point.step} its {what} is "
             f"{percent(away)} away from float32's; {percent(limit)} is allowed"
         )
 

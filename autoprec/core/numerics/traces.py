@@ -85,7 +85,8 @@ class StepComparison:
     error of their difference. `buffers` are those that the float32 step changed. `noise_share` is
     which share of the square of float32's gradient is noise (None: not known). If the model was
     `evaluated` as well, `evaluation_error` is how far its outputs are from float32's, relative to
-    how those vary over the batch (None: not finite, or of another shape).
+    how those vary over the batch (None: not finite, or of another shape). `batch` names a batch of
+    another size than the first one's; empty for the step's own.
     """
 
     step: int
@@ -103,6 +104,7 @@ class StepComparison:
     noise_share: float | None = None
     evaluated: bool = False
     evaluation_error: float | None = 0.0
+    batch: str = ""
 
     def with_mean_losses(self, ours: Sequence[float], theirs: Sequence[float]) -> StepComparison:
         """Return the point with the means of the losses of further batches, the same for both."""
@@ -143,6 +145,7 @@ class NoisyStep:
     gradient_error: float | None = None
     buffers: tuple[BufferUpdate, ...] = ()
     evaluation_error: float | None = 0.0
+    batch: str = ""
 
     def above(self, origin: float) -> NoisyStep:
         """Return the point with its losses counted from `origin`."""

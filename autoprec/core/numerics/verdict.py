@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.loss_curves import LossCurves, SeedRun
 from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
-from autoprec.core.numerics.tolerance import Check, Tolerance, or_infinity, size_of
-from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, size_of
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory, above
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,13 @@ class ProofEvidence:
     """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
 
     `comparisons` are the checkpoints of the first steps, with `noise`; `headroom_comparisons` are
-    later ones, inspected for the head-room only. `float32_losses` are those of the run whose
-    checkpoints were compared, up to the last that counts. `late_comparisons` are those of a long
-    float32 run after its first steps, with `late_noise`, and `long_runs` the runs of that length.
-    All losses count from `loss_origin`: 0 as they were recorded. `start` names the weights that
-    training began with, if they were trained already, and `ranks` what trained
-    together, if several did. `coarse` names a format of so few bits that short trainings show
+    later ones, inspected for the head-room only, and `other_batches` single steps on batches of
+    other sizes than the first one's, with `other_noise`. `float32_losses` are those of the run
+    whose checkpoints were compared, up to the last that counts. `late_comparisons` are those of a
+    long float32 run after its first steps, with `late_noise`, and `long_runs` the runs of that
+    length. All losses count from `loss_origin`: 0 as they were recorded. `start` names the weights
+    that training began with, if they were trained already, and `ranks` what trained together, if
+    several did. `coarse` names a format of so few bits that short trainings show
     gross failures only. `candidate_run` is the candidate's own run, which may be longer
     than float32's. `max_steps` might have been made, at `trained_batch` (0: the recipe's own).
     `stalled` says that the machine stalled before the proof was done.
@@ -83,7 +85,9 @@ class ProofEvidence:
 
     comparisons: tuple[StepComparison, ...] = ()
     headroom_comparisons: tuple[StepComparison, ...] = ()
+    other_batches: tuple[StepComparison, ...] = ()
     noise: tuple[NoisyStep, ...] = ()
+    other_noise: tuple[NoisyStep, ...] = ()
     runs: tuple[SeedRun, ...] = ()
     float32_losses: tuple[float | None, ...] = ()
     loss_origin: float = 0.0
@@ -204,3 +208,18 @@ def _describe_passed(numbers: Verdict, ended: Check) -> str:
     if ended.excused:
         return f"{away} away after {steps} steps, which is chance: {ended.excused}"
     return f"within {away} after {steps} steps"
+
+
+def longest_losses(evidence: ProofEvidence) -> tuple[float | None, ...]:
+    """Return float32's losses over the longest run that was judged, as the task gives them."""
+    runs = [run.reference for run in (*evidence.long_runs, *evidence.runs)]
+    losses = max((run.losses for run in runs), key=len, default=())
+    return above(losses, -evidence.loss_origin)
+
+
+def loss_range(losses: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return where a loss began and ended; None where it was not always finite."""
+    known = [loss for loss in losses if loss is not None]
+    if not known or len(known) < len(losses):
+        return None, None
+    return known[0], mean(known[-max(1, len(known) // 5) :])

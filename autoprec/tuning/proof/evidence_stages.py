@@ -19,7 +19,9 @@ from autoprec.core.numerics.late_failures import (
 )
 from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.loss_scale import is_near_limit
+from autoprec.core.numerics.needed_seeds import is_lost
 from autoprec.core.numerics.parity import LONG_STEPS
+from autoprec.core.numerics.single_step import is_noise_sensitive
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import ProofEvidence
 from autoprec.core.recipe import Recipe
@@ -71,10 +73,35 @@ class EvidenceStages:
             decided = check.passed and not check.undecided and runs.reference.metric is None
             if decided and judging.stays_close(above_origin(evidence).runs[-1], self._tolerance):
                 break
+            if len(evidence.runs) < len(seeds) and not check.passed:
+                evidence, lost = self._look_if_lost(recipe, runs, evidence)
+                if lost:
+                    break
         evidence = self._settled(recipe, runs, evidence)
         yield evidence
         if seeds:
             yield from self._longer_runs(recipe, evidence, runs)
+
+    def _look_if_lost(
+        self, recipe: Recipe, runs: RecordedRuns, evidence: ProofEvidence
+    ) -> tuple[ProofEvidence, bool]:
+        """Say whether the first seed's training rejects a recipe, whatever the second one does.
+
+        What noise does to it is measured only where it leaves float32 without that.
+        """
+        reference, tolerance = evidence.runs[0].reference, self._tolerance
+        if reference.metric is not None or not is_lost(evidence, reference, tolerance):
+            return evidence, False
+        if not is_noise_sensitive(evidence.noise, tolerance):
+            first = self._recorder.with_noisy_run(recipe, runs, evidence.runs[0])
+            evidence = replace(evidence, runs=(first,))
+        if is_lost(evidence, None, tolerance):
+            return evidence, True
+        if not is_lost(evidence, reference, tolerance):
+            return evidence, False
+        steps = len(reference.losses)
+        other = self._recorder.float32_run(recipe, runs, SEEDS[1], steps)
+        return evidence, is_lost(evidence, other, tolerance)
 
     def _longer_runs(
         self, recipe: Recipe, evidence: ProofEvidence, runs: RecordedRuns

@@ -54,7 +54,8 @@ def tune_loss_scale(
     """Choose the initial loss scale, confirmed by short float16 trainings; return the best's run.
 
     The first trial is the exponent that the backward pass's magnitudes allow; where it skips no
-    step and loses next to no gradient, it is the only one. Among equally cheap exponents the first
+    step and loses next to no gradient, it is the only one. A loss that is not finite ends the
+    search: no scale changes what the forward pass gives. Among equally cheap exponents the first
     one tried is chosen. A training takes `CONFIRMATION_STEPS` steps, or twice a proof's maximum
     `max_steps` where that is less.
     """
@@ -70,6 +71,8 @@ def tune_loss_scale(
         )
         skipped = len(run.skipped) / max(1, len(run.losses))
         tried[exponent] = skipped, underflow_share(histogram, exponent)
+        if not run.finite:
+            break
     best = min(tried, key=lambda exponent: scale_cost(*tried[exponent]))
     evidence = replace(
         _growth(recipe, tracer, _evidence(histogram, best)),

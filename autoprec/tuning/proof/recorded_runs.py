@@ -67,7 +67,8 @@ class RecordedRuns:
 
         What noise does there is not in it.
         """
-        comparisons = [each for each in self.comparisons if each.step < steps]
+        reached = [each for each in self.comparisons if each.step < steps]
+        comparisons = [each for each in reached if not each.batch]
         missing = _missing_checkpoints(comparisons, steps)
         if comparisons and not any(each.gradient_seen for each in comparisons):
             missing.append("gradients (the training step shows none)")
@@ -76,8 +77,10 @@ class RecordedRuns:
             evidence,
             comparisons=tuple(each for each in comparisons if each.step < short),
             late_comparisons=tuple(each for each in comparisons if each.step >= short),
+            other_batches=tuple(each for each in reached if each.batch),
             noise=(),
             late_noise=(),
+            other_noise=(),
             float32_losses=self.reference.losses[:steps],
             not_covered=tuple(missing),
             notes=_notes(self.reference),
@@ -120,7 +123,7 @@ class RunRecorder:
         """Compare the recipe with float32 at every checkpoint."""
         runs.comparisons = self._tracer.compare_steps(recipe=recipe)
         batch = gradient_batch(recipe, runs.batch_size)
-        shares = {each.step: each.noise_share for each in runs.comparisons}
+        shares = {each.step: each.noise_share for each in runs.comparisons if not each.batch}
         _, known = self._noise_shares.get(recipe.batch_size, (batch, {}))
         self._noise_shares[recipe.batch_size] = (batch, known | shares)
 
@@ -134,10 +137,12 @@ class RunRecorder:
             {point.step for point in points}
             for points in (evidence.comparisons, evidence.late_comparisons)
         )
+        own = [each for each in runs.noise if not each.batch]
         return replace(
             evidence,
-            noise=tuple(each for each in runs.noise if each.step in early),
-            late_noise=tuple(each for each in runs.noise if each.step in late),
+            noise=tuple(each for each in own if each.step in early),
+            late_noise=tuple(each for each in own if each.step in late),
+            other_noise=tuple(each for each in runs.noise if each.batch),
         )
 
     def noise_scale(self, recipe: Recipe) -> NoiseScale | None:
@@ -216,12 +221,15 @@ class RunRecorder:
         noisy = self._float32(runs.noisy, trained, seed, steps, noisy=True)
         return replace(pair, noisy=_truncated(noisy, steps))
 
+    def float32_run(self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int) -> Trajectory:
+        """Return the first `steps` of one seed's float32 run."""
+        trained = replace(recipe, batch_size=runs.batch_size)
+        return _truncated(self._float32(runs.plain, trained, seed, steps, noisy=False), steps)
+
     def _paired(
         self, recipe: Recipe, runs: RecordedRuns, run: Trajectory, seed: int, steps: int
     ) -> SeedRun:
-        trained = replace(recipe, batch_size=runs.batch_size)
-        plain = self._float32(runs.plain, trained, seed, steps, noisy=False)
-        return SeedRun(_truncated(plain, steps), _truncated(run, steps))
+        return SeedRun(self.float32_run(recipe, runs, seed, steps), _truncated(run, steps))
 
     def candidate_run(
         self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,10 @@ class Numbers:
     def digest(self, stored: int) -> str:
         return str(stored)
 
+    sizes: Mapping[int, int] = MappingProxyType({})
+
     def size_in_bytes(self, stored: int) -> int:
-        return 8
+        return self.sizes.get(stored, 8)
 
 
 @dataclass
@@ -153,6 +156,7 @@ class Weights:
     metric: Any = None
     evaluated: Any = lambda weight, batch: Evaluated(weight.value, [weight.value])
     gradient_noise: float = 0.0
+    sizes: dict[int, int] = field(default_factory=dict)
     log: list[Any] = field(default_factory=list)
     open_now: list[Any] = field(default_factory=list)
     placed: int = 0
@@ -169,7 +173,9 @@ class Weights:
 
     def stream(self, batch_size: int, seed: int) -> BatchStream:
         assert self.placed
-        return BatchStream(lambda: iter(range(1000 * seed, 1000 * seed + 1000)), Numbers(), 40)
+        numbers = Numbers()
+        numbers.sizes = self.sizes
+        return BatchStream(lambda: iter(range(1000 * seed, 1000 * seed + 1000)), numbers, 40)
 
     @contextlib.contextmanager
     def trainee(self, recipe: Recipe, seed: int, batch: int, *, reference: bool) -> Iterator[Any]:

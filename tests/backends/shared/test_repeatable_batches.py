@@ -48,6 +48,32 @@ def test_a_stream_gives_the_same_batches_whatever_it_keeps(budget):
     assert stream.reproducible
 
 
+class Sized(Lists):
+    """As large as their number says, but never smaller than two."""
+
+    def size_in_bytes(self, stored: list[int]) -> int:
+        return max(2, stored[0])
+
+
+def test_the_largest_and_the_smallest_batch_are_told_where_they_differ_from_the_first():
+    def draw() -> Iterator[list[int]]:
+        return iter([[5], [5], [9], [5], [3]])
+
+    stream = BatchStream(draw, Sized())
+    assert stream.other_sizes() == []
+    stream.batch(2)
+    assert stream.other_sizes() == [("the largest batch", [9])]
+    stream.batch(4)
+    assert stream.other_sizes() == [("the largest batch", [9]), ("the smallest batch", [3])]
+    wide = BatchStream(draw, Sized(), elsewhere=lambda: [[40], [7]])
+    assert wide.other_sizes() == [("the largest batch", [40])]
+    # Another rank has one: this one gives what it has, though that is no larger.
+    assert [name for name, _ in BatchStream(draw, Sized()).other_sizes(lambda _: 1.0)] == [
+        "the largest batch",
+        "the smallest batch",
+    ]
+
+
 def test_data_that_differ_from_the_start_are_kept_and_replayed_in_a_cycle():
     stream = BatchStream(changing(0), Lists(), keep_bytes=24)
     first = [stream.batch(index) for index in range(6)]

@@ -64,6 +64,25 @@ def test_outputs_in_evaluation_are_compared_at_the_last_checkpoint():
     assert [point.evaluation_error > 0 for point in noisy] == [True, True]
 
 
+def test_batches_of_other_sizes_are_compared_at_the_last_of_the_first_steps():
+    traced, framework = tracer(sizes={1: 16, 2: 4})
+    traced.reference(batch_size=8, steps=40, checkpoints=(0, 3, 35))
+    framework.log.clear()
+    points = traced.compare_steps(recipe=FLOAT16)
+    assert [(each.step, each.batch) for each in points] == [
+        (0, ""),
+        (3, "the largest batch"),
+        (3, "the smallest batch"),
+        (3, ""),
+        (35, ""),
+    ]
+    assert [entry[1] for entry in framework.log if entry[0] == "loss"] == [0, 1, 2, 3, 35]
+    assert all(each.loss == each.reference + ERROR for each in points)
+    assert [each.noise_share for each in points[1:3]] == [None, None]
+    noisy = traced.noise(draws=1)
+    assert [each.batch for each in noisy] == [each.batch for each in points]
+
+
 def test_what_only_evaluation_under_a_recipe_raises_is_raised():
     def evaluated(weight, batch):
         error = RuntimeError("no 16 bits") if weight.off else None

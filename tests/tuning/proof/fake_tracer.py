@@ -58,6 +58,8 @@ class FakeTracer:
         self.stalls_after = known.get("stalls_after", math.inf)
         self.curve = known.get("curve", flattens)
         self.late_error = known.get("late_error", 0.0)
+        self.long_batch_error: float | None = known.get("long_batch_error")
+        self.noise_size = known.get("noise_size", 1e-6)
         self.broken = frozenset(known.get("broken", ("none such",)))
         self.calls: list[str] = []
         self.steps = 0
@@ -109,7 +111,11 @@ class FakeTracer:
         self.steps += len(self.checkpoints)
         error = self.step_error if self._off(recipe) else 0.0
         loss = None if error is None else 2.0 * (1 + error)
-        return tuple(StepComparison(step, loss, 2.0, 0.01) for step in self.checkpoints)
+        points = [StepComparison(step, loss, 2.0, 0.01) for step in self.checkpoints]
+        if self.long_batch_error is not None and self._off(recipe):
+            loss = 2.0 * (1 + self.long_batch_error)
+            points.insert(3, StepComparison(29, loss, 2.0, 0.01, batch="the largest batch"))
+        return tuple(points)
 
     def compare_settings(self, *, recipe):
         self._note("compare_settings", recipe)
@@ -138,7 +144,7 @@ class FakeTracer:
             skipped = (0, 1, 2)
         elif recipe.loss_scale is not None and recipe.loss_scale.growth_interval < steps:
             skipped = tuple(self._overflows(recipe.loss_scale, steps))
-        error = 1e-6 if noisy else self.error if self._off(recipe) else 0.0
+        error = self.noise_size if noisy else self.error if self._off(recipe) else 0.0
         if steps > LONG_STEPS and self._off(recipe):
             error = self.late_error
         metric = self.metric

@@ -94,6 +94,17 @@ def test_after_the_last_trial_the_one_that_skipped_least_is_taken() -> None:
     assert evidence.skipped_steps == len(run.skipped) == 39
 
 
+def test_a_loss_that_is_not_finite_ends_the_search_for_no_scale_mends_it() -> None:
+    class Broken(Overflowing):
+        def trajectory(self, *, recipe: Recipe, seed: int, steps: int) -> Trajectory:
+            run = super().trajectory(recipe=recipe, seed=seed, steps=steps)
+            return replace(run, losses=(None, *run.losses[1:]))
+
+    tracer = Broken(8.5)
+    _, evidence, _ = tuned(tracer)
+    assert (len(tracer.tried), evidence.trials) == (1, 1)
+
+
 def test_a_scale_that_loses_much_of_the_gradient_is_raised() -> None:
     """What lies below 2**-24 is zero in float16: a third of this gradient, at scale 2**-10."""
     tracer = Overflowing(largest=21, counts={"-14": 1.0, "-15": 1.0})

@@ -50,6 +50,42 @@ def test_another_seed_is_asked_unless_training_stays_close_to_float32(known, see
     assert ("float32 1" in tracer.calls) is (seeds == 2)
 
 
+@pytest.mark.parametrize(("error", "verdict"), [(0.001, "equal"), (0.015, "equal"), (0.3, "drift")])
+def test_a_batch_of_another_size_is_compared_as_well(error, verdict):
+    """What is near the limit there is left to training."""
+    found = Proof(FakeTracer(long_batch_error=error)).prove(BFLOAT16)
+    assert found.verdict == verdict
+    assert "a step on the largest batch" in found.covered
+    if verdict == "drift":
+        said = "on the largest batch, at the same weights of step 29 its loss is 30 %"
+        assert said in found.reason
+
+
+BOTH = ["mixed_bfloat16 0", "mixed_bfloat16 1"]
+
+
+@pytest.mark.parametrize(
+    ("known", "seeds"),
+    [
+        ({"error": 3.0, "step_error": 3.0}, ["mixed_bfloat16 0"]),  # twice as far as any two seeds
+        ({"error": 0.03, "step_error": 0.3}, ["mixed_bfloat16 0", "float32 1"]),
+        ({"error": 0.003, "step_error": 0.3}, [*BOTH, "float32 1"]),
+        ({"error": 0.03, "step_error": 0.3, "noise_size": 0.03}, None),
+    ],
+)
+def test_a_second_seed_is_not_trained_where_it_cannot_change_the_verdict(known, seeds):
+    tracer = FakeTracer(**known)
+    verdict = Proof(tracer, steps=30).prove(BFLOAT16)
+    trained = [call for call in tracer.calls if call[-1] in "01" and "noisy" not in call]
+    trained = [call for call in trained if not call.startswith("reference")]
+    if seeds is None:  # noise excuses it, so that both are looked at
+        assert set(BOTH) <= set(trained)
+        assert verdict.verdict == "drift"
+    else:
+        assert trained == seeds
+        assert verdict.verdict == "rejected"
+
+
 def test_a_trajectory_that_leaves_float32_is_rejected():
     assert Proof(FakeTracer(error=0.01)).prove(BFLOAT16).verdict == "rejected"
 

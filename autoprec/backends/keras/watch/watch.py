@@ -19,17 +19,25 @@ from autoprec.backends.keras.apply.replicas import replica_count
 from autoprec.backends.keras.watch.check import Check
 from autoprec.backends.keras.watch.float32_layers import candidates
 from autoprec.backends.shared.watching import CheckLog
-from autoprec.core.numerics.watching import WatchedStep
+from autoprec.core.numerics.watching import WAITED_FOR, WatchedStep
 from autoprec.core.watch_settings import Action
+
+_LOOKS = 2
+"""So many looks at the skipped updates, one after the other, that found new ones."""
 
 
 class Watch:
-    """Checks the trainings that a `Precision` serves."""
+    """Checks the trainings that a `Precision` serves.
+
+    What skips updates again and again may be a kind of batch that no check has met: then one that
+    is larger than those that were checked is looked for.
+    """
 
     def __init__(self, precision: Any, *, action: Action, every: int) -> None:
         self._precision = weakref.ref(precision)
         self._log = CheckLog(precision.policy, action, every)
         self._batches = 0
+        self._skipped = self._looked_at = self._looks = self._largest = 0
         self._kept: tuple[str, ...] = ()
 
     def before_execution(self, model: Any, iterator: Any) -> Any:
@@ -54,7 +62,15 @@ class Watch:
         if precision is None:
             return False
         self._batches += batches
-        return self.updates >= self._log.due
+        return self.updates >= self._log.due or self._seeks_larger(precision)
+
+    def _seeks_larger(self, precision: Any) -> bool:
+        """Look at the skipped updates now and then; say whether they go on."""
+        if self.updates >= self._looked_at + WAITED_FOR:
+            skipped = precision.skipped if precision.policy.needs_loss_scale else 0
+            self._looks = self._looks + 1 if skipped > self._skipped else 0
+            self._skipped, self._looked_at = skipped, self.updates
+        return self._looks >= _LOOKS
 
     @property
     def steps(self) -> list[WatchedStep]:
@@ -75,8 +91,12 @@ class Watch:
 
     def _check(self, model: Any, batch: Any) -> None:
         precision, size = self._precision(), _size(batch)
-        if precision is None or size < self._log.least_size(self.updates):
+        least = self._log.least_size(self.updates)
+        if self.updates < self._log.due:
+            least = self._largest + 1
+        if precision is None or size < least:
             return
+        self._largest = max(self._largest, size)
         check = Check(
             model,
             batch,

@@ -28,15 +28,15 @@ from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
 from autoprec.backends.torch.watch.check import Check
 from autoprec.backends.torch.watch.live_islands import islands_of, set_islands, whole_model
 from autoprec.backends.torch.watch.repeated_call import nothing_changed
-from autoprec.core.numerics.watching import WatchedStep
+from autoprec.core.numerics.watching import WAITED_FOR, WatchedStep
 from autoprec.core.recipe import Recipe
 from autoprec.core.watch_settings import Action
 
 _TRIES = 8
 """Updates that are waited for a call with gradients before a check is left out."""
 
-_SKIPS = 4
-"""So many updates that are skipped one after the other are looked at."""
+_SKIPS = 3
+"""After so many skipped updates, each soon after the one before, the next one is looked at."""
 
 
 class Watch:
@@ -66,7 +66,8 @@ class Watch:
         self._recipe, self._device_type, self._owner = recipe, device_type, owner
         self._log = CheckLog(recipe.policy, action, every)
         self._groups = _groups(model)
-        self.updates = self._tries = self._skips = 0
+        self.updates = self._tries = self._skips = self._skipped_at = 0
+        self._for_skip = False
         self.is_checking = False
         self._catcher: CallCatcher | None = None
         self._handles: list[Any] = []
@@ -105,34 +106,48 @@ class Watch:
             self._log.note_loss(float(loss.detach().abs().max()))
 
     def _before_update(self, *_: Any) -> None:
-        if self._catcher is not None:
+        if self._catcher is not None and not self._for_skip:
             self._check_if_caught(self._catcher)
 
     def _after_update(self, *_: Any) -> None:
         self.updates += 1
-        self._skips = 0
+        if self._for_skip:
+            self._wait_for_skip()
         if self._catcher is None and self.updates + 1 >= self._log.due:
             self._arm()
 
-    def _on_skip(self) -> None:
-        """Check an update that is skipped; look at the next one where many were."""
-        self._skips += 1
+    def _wait_for_skip(self) -> None:
+        """Catch the next call in place of this one, until no skip came or a check is due."""
         if self._catcher is not None:
+            self._catcher.call = None
+        if self.updates >= min(self._skipped_at + WAITED_FOR, self._log.due - 1):
+            self._disarm()
+
+    def _on_skip(self) -> None:
+        """Check an update that is skipped if its call was caught; catch the next one after some.
+
+        They need not follow one another: a batch that overflows may come now and then.
+        """
+        near = self.updates <= self._skipped_at + WAITED_FOR
+        self._skips = self._skips + 1 if near else 1
+        self._skipped_at = self.updates
+        if self._catcher is not None:
+            self._skips = 0
             self._check_if_caught(self._catcher)
         elif self._skips >= _SKIPS:
-            self._arm()
+            self._arm(for_skip=True)
 
-    def _arm(self) -> None:
+    def _arm(self, *, for_skip: bool = False) -> None:
         called, root = self._called(), self._root()
         if called is not None and root is not None:
-            self._tries = 0
+            self._tries, self._for_skip = 0, for_skip
             least = self._log.least_size(self.updates + 1)
             self._catcher = CallCatcher(called, root, self._device_type, least)
 
     def _disarm(self) -> None:
         if self._catcher is not None:
             self._catcher.remove()
-            self._catcher = None
+            self._catcher, self._for_skip = None, False
 
     def _check_if_caught(self, catcher: CallCatcher) -> None:
         root = self._root()
@@ -146,8 +161,9 @@ class Watch:
             self._check(root, catcher.call)
             return
         if any(too_small):
+            for_skip = self._for_skip
             self._disarm()
-            self._arm()
+            self._arm(for_skip=for_skip)
             return
         self._tries += 1
         catcher.call = None

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from autoprec import Recipe
 from autoprec.core.recipe import LossScale
-from tests.backends.torch.watched import BFLOAT16, FLOAT16, train
+from benchmarks.numerics.late_breaks import BFLOAT16, FLOAT16
+from benchmarks.numerics.late_breaks_torch import train
 
 pytestmark = pytest.mark.torch
 
@@ -150,7 +151,7 @@ def test_nothing_of_a_check_is_left_on_model_and_optimizer() -> None:
     torch.manual_seed(0)
     model = plain()
     before = set(vars(model))
-    precision, _ = train(model, updates=4, every=100)
+    precision, _ = train(model, BFLOAT16, updates=4, every=100)
     assert set(vars(model)) - before == {"forward"}
     precision.restore()
     assert set(vars(model)) == before
@@ -165,7 +166,7 @@ def test_hooks_of_the_users_own_see_the_training_alone() -> None:
     gradients: list[torch.Tensor] = []
     model[0].register_forward_hook(lambda module, given, result: features.append(result.detach()))
     model[0].weight.register_hook(gradients.append)
-    precision, _ = train(model, updates=7, every=1)
+    precision, _ = train(model, BFLOAT16, updates=7, every=1)
     assert len(precision.watched) == 7
     assert len(features) == len(gradients) == 7
 
@@ -184,7 +185,7 @@ def test_a_compiled_model_is_compiled_once() -> None:
         torch.manual_seed(0)
         model = dropout()
         whole = torch.compile(model, backend=backend)
-        precision, losses = train(whole, updates=8, watch=watch)
+        precision, losses = train(whole, BFLOAT16, updates=8, watch=watch)
         results.append((losses, len(compiled), model.state_dict()))
     assert len(precision.watched) >= 3
     assert not any(each.problem or each.not_checked for each in precision.watched)

@@ -13,33 +13,20 @@ from torch import nn
 
 from autoprec import Recipe
 from autoprec.errors import AutoprecError, AutoprecWarning
-from tests.backends.torch.breaking import BREAKS, DATA, Frequency, LogitScale
-from tests.backends.torch.watched import BFLOAT16, FLOAT16, batches, train
+from benchmarks.numerics.late_breaks import BFLOAT16, FLOAT16, FLOAT32, QUICK, RECIPES, Pace
+from benchmarks.numerics.late_breaks_torch import Frequency, LogitScale, batches, train, trained
 
 pytestmark = pytest.mark.torch
 
 
 def broken(name: str, watch: str, updates: int = 56) -> tuple[Any, list[str]]:
-    make, recipe = BREAKS[name]
-    torch.manual_seed(0)
-    model = make()
-    loss_fn = getattr(model, "loss", nn.functional.mse_loss)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        precision, _ = train(
-            model,
-            recipe,
-            watch=watch,
-            every=4,
-            updates=updates,
-            data=DATA.get(name, batches)(),
-            loss_fn=loss_fn,
-            at_update=lambda _: model.grow(1.6),
-        )
+        precision, _ = trained(name, RECIPES[name], QUICK, watch=watch, every=4, updates=updates)
     return precision, [str(each.message) for each in said if "updates in" in str(each.message)]
 
 
-@pytest.mark.parametrize("name", BREAKS)
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_late_break_is_told_and_its_modules_are_named(name: str) -> None:
     precision, said = broken(name, "warn")
     assert not precision.watched[0].problem, "healthy at first"
@@ -48,7 +35,7 @@ def test_a_late_break_is_told_and_its_modules_are_named(name: str) -> None:
     assert "float32" in said[0]
 
 
-@pytest.mark.parametrize("name", BREAKS)
+@pytest.mark.parametrize("name", RECIPES)
 def test_modules_in_float32_mend_it(name: str) -> None:
     precision, said = broken(name, "float32")
     acted = [i for i, each in enumerate(precision.watched) if each.action]
@@ -65,14 +52,12 @@ def test_scores_that_grow_in_bfloat16_train_as_in_float32(seed: int) -> None:
 
     def ends_at(recipe: Recipe) -> float:
         torch.manual_seed(seed)
-        model = LogitScale()
+        model = LogitScale(Pace(1.1, 0, 1))
         model.limit = 1000.0
-        _, losses = train(
-            model, recipe, watch=False, updates=250, at_update=lambda _: model.grow(1.1)
-        )
+        _, losses = train(model, recipe, watch=False, updates=250, at_update=model.grow)
         return sum(losses[-100:])
 
-    assert ends_at(BFLOAT16) < 1.1 * ends_at(Recipe(batch_size=8))
+    assert ends_at(BFLOAT16) < 1.1 * ends_at(FLOAT32)
 
 
 def test_it_can_raise() -> None:
@@ -89,7 +74,7 @@ def test_what_mends_is_few_modules_and_goes_on_in_a_checkpoint() -> None:
     torch.manual_seed(0)
     model = Frequency()
     model.load_state_dict({"size": torch.tensor(300.0)}, strict=False)
-    other, _ = train(model, watch="float32", updates=1)
+    other, _ = train(model, BFLOAT16, watch="float32", updates=1)
     other.load_state_dict(state)
     assert other.state_dict()["watch"] == state["watch"]
     assert other.watched == precision.watched

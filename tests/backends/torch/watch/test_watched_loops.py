@@ -12,8 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autoprec import Recipe, apply_profile
 from autoprec.backends.torch.watch.repeated_call import RepeatedCall
-from autoprec.errors import UsageError
-from tests.backends.torch.watched import BFLOAT16, FLOAT16, batches, train
+from autoprec.core.numerics import watching
+from autoprec.core.recipe import LossScale
+from autoprec.core.watch_settings import EVERY
+from autoprec.errors import AutoprecWarning, UsageError
+from benchmarks.numerics.late_breaks import BFLOAT16, FLOAT16, Pace
+from benchmarks.numerics.late_breaks_torch import batches, train, trained
 
 pytestmark = pytest.mark.torch
 
@@ -105,7 +109,7 @@ def too_large(most: int) -> Any:
 
 def test_a_check_takes_as_many_samples_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RepeatedCall, "exact", too_large(3))
-    precision, _ = train(network(), updates=2)
+    precision, _ = train(network(), BFLOAT16, updates=2)
     (check,) = precision.watched
     assert (check.samples, check.batch) == (2, 8)
     assert check.not_checked == "of 8 samples 2 fit in memory"
@@ -113,9 +117,9 @@ def test_a_check_takes_as_many_samples_as_fit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_check_that_never_fits_is_left_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = train(network(), updates=3, watch=False)[1]
+    expected = train(network(), BFLOAT16, updates=3, watch=False)[1]
     monkeypatch.setattr(RepeatedCall, "exact", too_large(0))
-    precision, losses = train(network(), updates=3)
+    precision, losses = train(network(), BFLOAT16, updates=3)
     assert "not enough memory" in precision.watched[0].not_checked
     assert losses == expected
 
@@ -132,7 +136,7 @@ def test_an_error_in_a_check_ends_no_training() -> None:
                 raise TypeError("16 bits only")
             return result
 
-    precision, _ = train(OnlyLow(), updates=4)
+    precision, _ = train(OnlyLow(), BFLOAT16, updates=4)
     assert "TypeError: 16 bits only" in precision.watched[0].not_checked
 
 
@@ -147,7 +151,7 @@ def test_a_call_that_cannot_be_repeated_is_not_judged() -> None:
         def forward(self, given: torch.Tensor) -> Any:
             return self.inside(given) * next(hidden)
 
-    precision, _ = train(Foreign(), updates=4, watch="raise")
+    precision, _ = train(Foreign(), BFLOAT16, updates=4, watch="raise")
     assert "cannot be repeated" in precision.watched[0].not_checked
     assert not any(each.problem for each in precision.watched)
 
@@ -171,7 +175,7 @@ def test_a_later_profile_ends_the_earlier_watch() -> None:
 
 
 def test_a_resumed_training_goes_on_with_its_checks() -> None:
-    precision, _ = train(network(), updates=5, every=4)
+    precision, _ = train(network(), BFLOAT16, updates=5, every=4)
     state = precision.state_dict()
     assert [each.updates for each in precision.watched] == [1, 5]
     _, _, other = applied(watch_every=4)
@@ -191,15 +195,46 @@ def test_settings_are_refused_before_anything_is_applied() -> None:
         apply_profile(replace(BFLOAT16), model=model, watch_every=0)
 
 
-def test_a_check_costs_two_passes_more() -> None:
+def flops_of_an_update(precision: Any, batch: Any) -> int:
+    with FlopCounterMode(display=False) as flops:
+        inputs, targets = batch
+        precision.backward(nn.functional.mse_loss(precision.forward(inputs), targets))
+        precision.step()
+    return flops.get_total_flops()
+
+
+@pytest.mark.parametrize(("doubted", "passes"), [(False, 2), (True, 4)])
+def test_checks_cost_at_most_half_a_percent_of_ten_thousand_updates(
+    doubted: bool, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if doubted:  # noise is asked, and excuses it
+        monkeypatch.setattr(watching, "ALLOWED_OF_OUTPUTS", 0.0)
     precision = applied()[2]
     data = batches()
-    counts = []
-    for _ in range(2):
-        inputs, targets = next(data)
-        with FlopCounterMode(display=False) as flops:
-            precision.backward(nn.functional.mse_loss(precision.forward(inputs), targets))
-            precision.step()
-        counts.append(flops.get_total_flops())
-    assert len(precision.watched) == 1
-    assert counts[0] == 3 * counts[1] > 0
+    with_check, without = (flops_of_an_update(precision, next(data)) for _ in range(2))
+    assert [each.problem for each in precision.watched] == [""]
+    assert with_check == (1 + passes) * without > 0
+    checks, last = 0, 0
+    while (last := watching.next_check(last, EVERY)) <= 10_000:
+        checks += 1
+    assert checks * passes <= 0.005 * 10_000
+
+
+def test_a_batch_that_overflows_now_and_then_is_told_although_no_check_falls_on_it() -> None:
+    """An update that is skipped is no update: checks are due at the first and the hundredth."""
+    now_and_then = Pace(1.0, 8, 20)
+    with pytest.warns(AutoprecWarning, match="its outputs are not finite") as said:
+        precision, _ = trained(
+            "long batch", FLOAT16, now_and_then, watch="float32", every=2000, updates=110
+        )
+    assert any("is kept in float32" in str(each.message) for each in said)
+    assert [each.updates for each in precision.watched] == [1, 78, 97]
+    assert [bool(each.problem) for each in precision.watched] == [False, True, True]
+
+
+def test_many_skips_in_a_row_are_the_loss_scales_business() -> None:
+    recipe = replace(FLOAT16, loss_scale=LossScale(mode="dynamic", initial=2.0**40))
+    precision, _ = train(network(), recipe, every=2000, updates=60)
+    assert precision.counts.skipped > 8
+    assert not any(each.problem or each.action for each in precision.watched)
+    assert len(precision.watched) <= 1 + precision.counts.skipped // 4 + 3

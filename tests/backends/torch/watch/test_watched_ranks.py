@@ -14,8 +14,9 @@ from autoprec import apply_profile
 from autoprec.backends.torch.distributed.sharding import whole
 from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.core.recipe import Distributed
+from benchmarks.numerics.late_breaks import BFLOAT16
+from benchmarks.numerics.late_breaks_torch import batches
 from tests.backends.torch.distributed.joined import on_two_ranks
-from tests.backends.torch.watched import BFLOAT16, batches
 
 pytestmark = [pytest.mark.torch, pytest.mark.scale]
 

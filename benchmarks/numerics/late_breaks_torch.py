@@ -1,37 +1,59 @@
-"""Models that break late in 16 bits: healthy at first, and then no longer what float32 computes.
+"""Models in PyTorch that break late in 16 bits: healthy at first, then not what float32 computes.
 
-What grows slowly in a real training grows here by a factor after every update.
+What grows slowly in a real training grows here by a factor after every update, up to a number at
+which float32 still trains.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from autoprec import Recipe
-from autoprec.core.recipe import LossScale
-from tests.backends.torch.watched import BFLOAT16, FLOAT16, Batches, batches
+from autoprec import Recipe, apply_profile
+from autoprec.core.watch_settings import EVERY
+from benchmarks.numerics.late_breaks import (
+    BATCH,
+    INPUTS,
+    NOISE,
+    QUICK,
+    SLOW,
+    UPDATES,
+    Ended,
+    Pace,
+    last_losses,
+)
 
-FIXED = replace(FLOAT16, loss_scale=LossScale(mode="fixed", initial=2.0**4, floor=1.0))
+Batches = Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+
+
+def batches(inputs: int = INPUTS, seed: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches of a regression that a small network learns."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(inputs, 2, generator=generator)
+    while True:
+        given = torch.randn(BATCH, inputs, generator=generator)
+        yield given, torch.tanh(given @ truth)
 
 
 class Scaled(nn.Module):
     """A small network with a number that grows, in code of its own."""
 
-    limit = 1e9
+    limit = 1e6
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace = QUICK) -> None:
         super().__init__()
+        self.pace = pace
         self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 2)
         self.register_buffer("size", torch.tensor(1.0))
         self.size: torch.Tensor
 
-    def grow(self, factor: float) -> None:
-        self.size.mul_(factor).clamp_(max=self.limit)
+    def grow(self) -> None:
+        """Grow after an update."""
+        self.size.mul_(self.pace.growth).clamp_(max=self.limit)
 
 
 class LogitScale(Scaled):
@@ -52,6 +74,8 @@ class NormInput(Scaled):
 
 class Frequency(Scaled):
     """A learned frequency: an angle of hundreds has no digits left of one."""
+
+    limit = 3000.0
 
     def forward(self, given: torch.Tensor) -> Any:
         return self.last(torch.sin(self.first(given * self.size)))
@@ -82,8 +106,9 @@ class Variance(Scaled):
 class RunningSum(nn.Module):
     """Time as a count of what was seen, in bfloat16 beyond 256."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace = QUICK) -> None:
         super().__init__()
+        self.pace = pace
         self.inside, self.end = nn.Linear(9, 16), nn.Linear(16, 2)
         self.register_buffer("seen", torch.tensor(0.0))
         self.seen: torch.Tensor
@@ -94,25 +119,28 @@ class RunningSum(nn.Module):
         hidden = self.inside(torch.cat([given, time], -1))
         return self.end(torch.sin(hidden))
 
-    def grow(self, factor: float) -> None:
-        self.seen += 40
+    def grow(self) -> None:
+        """Let more time pass than there are batches."""
+        self.seen += 100 * (self.pace.growth - 1)
 
 
 class LateRow(nn.Module):
     """A row of an embedding that comes late, and is large."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace = QUICK) -> None:
         super().__init__()
+        self.pace = pace
         self.rows, self.last = nn.Embedding(2, 8), nn.Linear(8, 2)
         self.updates = 0
         with torch.no_grad():
             self.rows.weight[1] *= 1e5
 
     def forward(self, given: torch.Tensor) -> Any:
-        row = self.rows(torch.tensor([int(self.updates > 8)]))
+        row = self.rows(torch.tensor([int(self.updates > self.pace.late)]))
         return self.last(given * row).tanh()
 
-    def grow(self, factor: float) -> None:
+    def grow(self) -> None:
+        """Count updates."""
         self.updates += 1
 
 
@@ -129,6 +157,8 @@ class Threshold(Scaled):
 
 class Small(Scaled):
     """A network whose loss is divided by what grows, so that its gradients decay."""
+
+    limit = 1e9
 
     def forward(self, given: torch.Tensor) -> Any:
         return self.last(torch.tanh(self.first(given)))
@@ -175,8 +205,8 @@ class Overflow(Scaled):
 
     limit = 1e7
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, pace: Pace = QUICK) -> None:
+        super().__init__(pace)
         self.norm = nn.BatchNorm1d(16)
 
     def forward(self, given: torch.Tensor) -> Any:
@@ -191,30 +221,95 @@ class Lengths(Scaled):
         total = hidden.sum(1) * 100
         return self.last(total / (100 * hidden.shape[1]))
 
-    def grow(self, factor: float) -> None:
+    def grow(self) -> None:
         """Nothing grows: batches are longer now and then."""
 
 
-def long_now_and_then() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield batches of short sequences, after a while one in seven of which is long."""
+def data_of(name: str, pace: Pace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the batches of a break: of short sequences with long ones now and then, or plain."""
+    if name != "long batch":
+        yield from batches()
     for index, (given, targets) in enumerate(batches()):
-        length = 2000 if index > 8 and index % 7 == 0 else 4
+        length = 2000 if pace.is_long(index) else 4
         yield given.unsqueeze(1).expand(-1, length, -1), targets
 
 
-BREAKS: dict[str, tuple[Callable[[], Any], Recipe]] = {
-    "logit scale": (LogitScale, FLOAT16),
-    "norm input": (NormInput, FLOAT16),
-    "frequency": (Frequency, BFLOAT16),
-    "residual": (Residual, BFLOAT16),
-    "variance": (Variance, BFLOAT16),
-    "running sum": (RunningSum, BFLOAT16),
-    "late row": (LateRow, FLOAT16),
-    "threshold": (Threshold, BFLOAT16),
-    "gradients decay": (Small, FIXED),
-    "ratio": (Ratio, BFLOAT16),
-    "loss near zero": (Offset, BFLOAT16),
-    "batch norm overflow": (Overflow, FLOAT16),
-    "long batch": (Lengths, FLOAT16),
+BREAKS: dict[str, Callable[[Pace], Any]] = {
+    "logit scale": LogitScale,
+    "norm input": NormInput,
+    "frequency": Frequency,
+    "residual": Residual,
+    "variance": Variance,
+    "running sum": RunningSum,
+    "late row": LateRow,
+    "threshold": Threshold,
+    "gradients decay": Small,
+    "ratio": Ratio,
+    "loss near zero": Offset,
+    "batch norm overflow": Overflow,
+    "long batch": Lengths,
 }
-DATA: dict[str, Batches] = {"long batch": long_now_and_then}
+
+
+def train(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    watch: Any = "warn",
+    every: int = 3,
+    updates: int = 10,
+    data: Iterator[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    loss_fn: Callable[..., torch.Tensor] = nn.functional.mse_loss,
+    optimizer: torch.optim.Optimizer | None = None,
+    at_update: Callable[[], None] = lambda: None,
+) -> tuple[Any, list[float]]:
+    """Train for `updates`; return the precision and the losses."""
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
+    precision = apply_profile(
+        recipe, model=model, optimizer=optimizer, watch=watch, watch_every=every
+    )
+    losses = []
+    count = updates * recipe.accumulation_steps
+    for inputs, targets in itertools.islice(data or batches(), count):
+        loss = loss_fn(precision.forward(inputs), targets)
+        precision.backward(loss)
+        losses.append(loss.item())
+        if precision.step():
+            at_update()
+    return precision, losses
+
+
+def trained(
+    name: str, recipe: Recipe, pace: Pace, *, noise: int | None = None, **how: Any
+) -> tuple[Any, list[float]]:
+    """Train a break; with a draw of `noise` on its first weights."""
+    torch.manual_seed(0)
+    model = BREAKS[name](pace)
+    if noise is not None:
+        generator = torch.Generator().manual_seed(noise)
+        with torch.no_grad():
+            for each in model.parameters():
+                each.mul_(1 + NOISE * (2 * torch.rand(each.shape, generator=generator) - 1))
+    loss_fn = getattr(model, "loss", nn.functional.mse_loss)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-15)
+    data = data_of(name, pace)
+    return train(
+        model,
+        recipe,
+        data=data,
+        loss_fn=loss_fn,
+        optimizer=optimizer,
+        at_update=model.grow,
+        **how,
+    )
+
+
+def ended(
+    name: str, recipe: Recipe, *, watch: Any = False, noise: int | None = None, every: int = EVERY
+) -> Ended:
+    """Train a break for as long as the benchmark does."""
+    precision, losses = trained(
+        name, recipe, SLOW, noise=noise, watch=watch, every=every, updates=UPDATES
+    )
+    state = precision.state_dict().get("watch", {})
+    return Ended(last_losses(losses), precision.watched, tuple(state.get("float32_modules", ())))
