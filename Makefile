@@ -56,7 +56,7 @@ docs: $(VENV)/.docs-installed  ## Build the documentation into build/docs (a war
 # -- checks ---------------------------------------------------------------------------------------
 
 .PHONY: test
-test: lint types tests  ## Run the checks: format, lint, types, tests (ALSO="release scale zoo": as CI does).
+test: lint types tests  ## Run the checks: format, lint, types, tests (ALSO="release scale slow zoo": as CI does).
 
 .PHONY: lint
 lint: $(VENV)/.all-installed  ## Check format and lint.
@@ -76,15 +76,15 @@ ONE_THREAD := OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=
 unexport PYTHONDONTWRITEBYTECODE
 RUN_FILES_IN_PARALLEL := $(ONE_THREAD) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# What other targets run is left out, but for what ALSO names: CI's `ALSO="release scale zoo"` runs
-# all of it in one schedule, where a long test of one kind leaves no process waiting.
+# What takes long, or what other targets run, is left out, but for what ALSO names: CI's
+# `ALSO="release scale slow zoo"` runs all of it in one schedule, where a long test of one kind leaves
+# no process waiting.
 ALSO :=
-EVERY_DAY := not gpu and not integrations $(foreach m,$(filter-out $(ALSO),release scale zoo),and not $(m))
+EVERY_DAY := not gpu and not integrations $(foreach m,$(filter-out $(ALSO),release scale slow zoo),and not $(m))
 TESTS_INSTALLED := $(VENV)/.$(if $(filter scale,$(ALSO)),scale,all)-installed
 
 .PHONY: check
-check: lint types  ## Run the checks of a minute: format, lint, types, and quick tests without a framework.
-	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not slow and $(EVERY_DAY)"
+check: lint types tests-plain  ## Run the checks of a minute: format, lint, types, and the tests without a framework.
 
 .PHONY: tests tests-plain tests-torch tests-keras
 tests: tests-plain tests-torch tests-keras  ## Run the tests, each framework's in processes of its own.
@@ -116,6 +116,13 @@ test-release: $(VENV)/.all-installed  ## Run the tests of packaging and of rehea
 	$(RUN_FILES_IN_PARALLEL) -m "release and not torch and not keras"
 	$(RUN_FILES_IN_PARALLEL) -m "release and torch"
 	$(RUN_FILES_IN_PARALLEL) -m "release and keras"
+
+SLOW := slow and not gpu and not integrations and not release and not scale and not zoo
+.PHONY: test-slow
+test-slow: $(VENV)/.all-installed  ## Run the tests that take long each: whole tunings, faults for real (minutes).
+	$(RUN_FILES_IN_PARALLEL) -m "$(SLOW) and not torch and not keras"
+	$(RUN_FILES_IN_PARALLEL) -m "$(SLOW) and torch"
+	$(RUN_FILES_IN_PARALLEL) -m "$(SLOW) and keras"
 
 # The trainers' tests are marked `release`, so that CI runs them, too. The others need a Chromium
 # besides (Debian: apt install chromium).

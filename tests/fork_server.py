@@ -121,6 +121,14 @@ class ForkServer:
         assert self._process is not None
         return self._process.pid
 
+    def processor_seconds(self) -> float:
+        """Return the processor time of the server and of what it forked and saw end, in seconds."""
+        stat = Path(f"/proc/{self._process.pid if self._process else None}/stat")
+        if not stat.exists():
+            return 0.0
+        words = stat.read_text().rpartition(")")[2].split()
+        return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """End the server; workers end by their own guards."""
         if self._socket is not None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def modules_of(root: Path) -> dict[str, Path]:
     return names
 
 
+@cache
 def imports_of(root: Path) -> list[Import]:
     """Return every import in the package, those inside functions included."""
     modules = modules_of(root)

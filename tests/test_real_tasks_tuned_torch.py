@@ -1,7 +1,8 @@
 """Training code as libraries and papers have it: proven and tuned.
 
 Bfloat16 is proven on each row of `real_tasks`. Two rows are tuned from the command line besides, on
-this machine's CPU, and trained with their profiles; `make test` tunes one of them, and verifies it.
+this machine's CPU, and trained with their profiles; `make test-slow` tunes one of them, and
+verifies it.
 """
 
 from __future__ import annotations

@@ -12,13 +12,23 @@ from tests.slow_marks import SlowMarks
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
-from tests import slow_marks
+import pytest
+from tests import fork_server, slow_marks
 
 slow_marks.LIMIT_SECONDS = 0.05
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: of a test")
     config.pluginmanager.register(slow_marks.SlowMarks(True))
+
+@pytest.fixture(scope="session", autouse=True)
+def forked(tmp_path_factory):
+    server = fork_server.ForkServer(())
+    ready = tmp_path_factory.mktemp("empty") / "ready.py"
+    ready.touch()
+    server.run(ready)  # what it imports is no test's time
+    yield server
+    server.stop()
 """
 TESTS = """
 import os, subprocess, sys, time, pytest
@@ -34,6 +44,11 @@ def test_here():
 def test_in_a_child():
     text = "import time\\nwhile time.process_time() < 0.2: pass"
     subprocess.run([sys.executable, "-c", text], check=True)
+
+def test_in_a_forked_process(forked, tmp_path):
+    script = tmp_path / "busy.py"
+    script.write_text("import time\\nwhile time.process_time() < 0.4: pass")
+    forked.run(script)
 
 @pytest.mark.slow
 def test_marked():
@@ -52,6 +67,7 @@ def test_tests_without_the_mark_are_told_of(pytester: pytest.Pytester) -> None:
     said = result.stdout.str().partition("of processor time without `slow`")[2]
     assert "::test_here" in said
     assert "::test_in_a_child" in said
+    assert "::test_in_a_forked_process" in said
     assert "::test_marked" not in said
     assert "::test_waiting" not in said
 

@@ -58,10 +58,12 @@ def found_in(text: str) -> Iterator[str]:
                 yield name
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=[str(p.relative_to(PACKAGE)) for p in SOURCES])
-def test_no_source_does_what_is_never_done(path: Path) -> None:
-    excepted = EXCEPTED.get(path.relative_to(PACKAGE).as_posix(), [])
-    assert list(found_in(path.read_text(encoding="utf-8"))) == excepted
+def test_no_source_does_what_is_never_done() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): list(found_in(path.read_text(encoding="utf-8")))
+        for path in SOURCES
+    }
+    assert {name: calls for name, calls in found.items() if calls} == EXCEPTED
 
 
 @pytest.mark.parametrize(

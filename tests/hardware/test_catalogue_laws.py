@@ -8,18 +8,10 @@ import pytest
 from autoprec.core.device.family import Family, Match, Support
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
-from autoprec.hardware.catalogue import load_catalogue, matches
-
-CATALOGUE = load_catalogue()
-
-
-FAMILIES = {family.name: family for family in CATALOGUE.families}
-
+from autoprec.hardware.catalogue import matches
+from tests.hardware.families import CATALOGUE, FAMILIES, each_family
 
 SIXTEEN = (DType.BFLOAT16, DType.FLOAT16)
-
-
-each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 
 
 @each_family
@@ -162,3 +154,13 @@ def test_everything_the_catalogue_must_know_is_there():
         *("intel-skylake-sp", "intel-cooper-lake", "intel-granite-rapids", "intel-xe-hpc"),
     ):
         assert part in names, part
+
+
+def test_a_law_that_one_family_breaks_fails_and_names_it():
+    @each_family
+    def law(family):
+        assert family.name != "tpu-v5e"
+
+    with pytest.raises(AssertionError) as caught:
+        law()
+    assert caught.value.__notes__ == ["of tpu-v5e"]

@@ -11,12 +11,8 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.errors import UsageError
-from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.name_lookup import find_families, hypothetical_observation, resolve_family
-
-CATALOGUE = load_catalogue()
-FAMILIES = {family.name: family for family in CATALOGUE.families}
-each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+from tests.hardware.families import CATALOGUE, FAMILIES, each_family
 
 
 def names(text):

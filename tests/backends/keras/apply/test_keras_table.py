@@ -4,7 +4,7 @@ Keras's own way is a global policy before the model is built, its own loss scale
 gradient accumulation, set by hand. Every cell trains four batches from the same weights; each
 batch's loss and the final weights must agree to rounding. Every two of kind, way, policy and moment
 meet in `make test`, every three in `make test-release`; `pytest --whole-table` trains every cell.
-Of the large network `make test` trains one cell.
+Of the large network `make test-slow` trains one cell.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Cell = tuple[str, str, str, str]
 
 #: Only the large network has float16, which a CPU emulates, in a loop alone.
 SLOW = ("application", "mixed_float16")
-#: The large network's only cell in `make test`.
+#: The large network's only cell in `make test-slow`.
 DAILY_LARGE = ("application", "fit", "mixed_bfloat16", "after build")
 
 
