@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.options import Options
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.stage_results import REFERENCE, ProvenRecipe, TuningResult
+from autoprec.workers.task_source import TaskSource
 from tests.tuning.fake_results import BFLOAT16, SPACE, TASK, found, timed, with_confirmation
 
 EQUAL = Verdict(verdict="equal", reason="trains like float32")
@@ -50,7 +52,7 @@ def profile_of(result: TuningResult, *, devices: int = 1, float32_allowed: bool 
         devices=(None,) * devices,
         checkpoint=None,
         memory_bytes=None,
-        task=SimpleNamespace(name="model.py"),
+        task=TaskSource(Path("model.py")),
         options=Options(),
     )
     return build_profile(cast(Any, job), result, digest="0" * 64, seconds=1.0)
