@@ -290,6 +290,11 @@ def test_the_tuner_proves_that_split_updates_are_whole_ones(
     for point in compared.points:
         assert point.gradient_error < 1e-5
         assert point.loss == pytest.approx(point.reference, rel=1e-5)
+    whole, split = (
+        tracer.trajectory(recipe=recipe, seed=0, steps=2).losses
+        for recipe in (Recipe(batch_size=32), SPLIT)
+    )
+    assert split == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "make", "settings"), OTHERS)

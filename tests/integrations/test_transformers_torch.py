@@ -107,9 +107,10 @@ def test_training_twice_wraps_once(tmp_path: Path) -> None:
     precision = apply(trainer, recipe_of(Policy.MIXED_BFLOAT16))
     trainer.train()
     assert precision.attached is not None
-    first = wrapped_modules(trainer.model)
+    first, attached = wrapped_modules(trainer.model), precision.attached
     depth = [type(each).__name__ for each in chain(precision.attached.root)]
     trainer.train()
+    assert precision.attached is attached
     assert wrapped_modules(trainer.model) == first
     assert [type(each).__name__ for each in chain(precision.attached.root)] == depth
 

@@ -27,8 +27,9 @@ _OF_LABELS = "Divide each loss by the labels of the whole update, or use a batch
 class UnequalBatches:
     """Says, once, that the micro-batches of one update do not hold as much as each other.
 
-    Samples are compared in every update: a loader's last batch may be short. Labels of sequences,
-    but for ignored ones, are counted in the first update, so that no later one waits for a device.
+    Samples are compared in every update: a loader's last batch may be so short that one of its
+    samples counts twice as much as another, or more. Labels of sequences, but for ignored ones, are
+    counted in the first update, so that no later one waits for a device.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,8 @@ class UnequalBatches:
         samples, labels = _samples(batch), _labels(batch)
         if samples is not None:
             self._samples.append(samples)
-            self._say_if_unequal("samples", self._samples, "Give the loader drop_last=True")
+            if max(self._samples) >= 2 * min(self._samples):
+                self._say_if_unequal("samples", self._samples, "Give the loader drop_last=True")
         if labels is not None and update == 0:
             self._labels.append((labels != _IGNORED).sum())
 

@@ -63,6 +63,7 @@ def test_a_short_last_batch_beside_others_is_said_once(loop: Loop, policy: Polic
     [
         (pairs(4, 4, 4, 4), SPLIT),
         (pairs(4, 4, 1), SPLIT),  # an update of its own
+        (pairs(4, 4, 4, 3), SPLIT),  # a sample counts a third more: so loaders end
         (pairs(4, 4, 2, 2), SPLIT),
         (pairs(4, 1, 4, 1), Recipe(batch_size=4)),
     ],
