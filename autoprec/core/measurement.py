@@ -113,7 +113,8 @@ class TaskFacts:
     `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights
     left out, `most_saved_bytes_per_sample` the same of the longest batches if batches differ
-    (0: they do not), `trainable_bytes` the weights that an update changes, `optimizer_bytes`
+    (0: they do not), `most_kernel_bytes_per_sample` what the largest kernel of those moves,
+    `trainable_bytes` the weights that an update changes, `optimizer_bytes`
     what the optimizer keeps for them (0: not counted). `kernels` are what one forward and
     backward pass runs, and `slow_operator` the operator that takes at least half of the step,
     with its share (empty: none does, or none was timed). `low_precision` names what is not
@@ -153,6 +154,7 @@ class TaskFacts:
     flops_per_sample: float | None = None
     saved_bytes_per_sample: float = 0.0
     most_saved_bytes_per_sample: float = 0.0
+    most_kernel_bytes_per_sample: float = 0.0
     trainable_bytes: int = 0
     optimizer_bytes: int = 0
     kernels: tuple[Kernel, ...] = ()

@@ -343,9 +343,10 @@ def plan_memory(task: TaskFacts, batch: int, available: int | None) -> MemoryPla
         return None
     fixed = task.parameter_bytes + task.trainable_bytes + task.optimizer_bytes
     update = _UPDATE_COPIES * task.trainable_bytes
-    largest = max((kernel.bytes_per_sample for kernel in task.kernels), default=0.0)
-    growing = task.saved_bytes_per_sample + _UNSAVED_OPERANDS_SHARE * largest
-    growing *= max(1.0, task.most_saved_bytes_per_sample / task.saved_bytes_per_sample)
+    kernels = [kernel.bytes_per_sample for kernel in task.kernels]
+    largest = max(task.most_kernel_bytes_per_sample, *kernels, 0.0)
+    saved = max(task.saved_bytes_per_sample, task.most_saved_bytes_per_sample)
+    growing = saved + _UNSAVED_OPERANDS_SHARE * largest
     limits = [available] if available else [size * GIB for size in COMMON_MEMORY_GIB]
     fits = tuple(
         Fitting(limit, int((limit - fixed) / growing) if limit > fixed + update else 0)

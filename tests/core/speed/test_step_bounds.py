@@ -188,14 +188,14 @@ def test_memory_is_predicted_by_the_larger_of_backward_pass_and_update() -> None
 
 def test_memory_is_that_of_the_longest_batches() -> None:
     facts = task(Kernel(0.0, 3 * MIB, 0), saved_bytes_per_sample=2 * MIB)
-    alike, ragged = (
-        plan_memory(each, 10, GIB)
-        for each in (facts, replace(facts, most_saved_bytes_per_sample=6.0 * MIB))
+    ragged = replace(
+        facts,
+        most_saved_bytes_per_sample=6.0 * MIB,
+        most_kernel_bytes_per_sample=27.0 * MIB,  # it grows with the square of a length
     )
-    assert alike is not None
-    assert ragged is not None
-    assert ragged.peak_bytes == 3 * alike.peak_bytes == 3 * 40 * MIB
-    assert ragged.fits[0].batch == 1024 // 12
+    plans = [plan_memory(each, 10, GIB) for each in (facts, ragged)]
+    assert [plan.peak_bytes for plan in plans if plan] == [10 * 4 * MIB, 10 * 24 * MIB]
+    assert [plan.fits[0].batch for plan in plans if plan] == [1024 // 4, 1024 // 24]
 
 
 def test_memory_is_not_predicted_where_what_is_kept_was_not_counted() -> None:

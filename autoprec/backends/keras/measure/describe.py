@@ -93,7 +93,7 @@ def _describe(
         samples = count_samples(task, batch)
         counted, run, saved, warnings = _step_costs(model, units, batch, samples)
         longest = [seen.kept[index] for index in seen.largest()] if seen.varies else []
-        most_saved = max((_saved_each(task, model, units, each) for each in longest), default=0.0)
+        most = [_most_each(task, model, units, each) for each in longest]
         judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
         splitting = splittable(task, model, units, judged, report)
         report("describe", 1)
@@ -115,7 +115,8 @@ def _describe(
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
-        most_saved_bytes_per_sample=most_saved,
+        most_saved_bytes_per_sample=max((saved for saved, _ in most), default=0.0),
+        most_kernel_bytes_per_sample=max((kernel for _, kernel in most), default=0.0),
         trainable_bytes=sum(_size(w) * item_bytes(w.dtype) for w in model.trainable_weights),
         optimizer_bytes=_state_bytes(model),
         kernels=run,
@@ -169,15 +170,17 @@ def _step_costs(
     )
 
 
-def _saved_each(task: Task, model: Any, units: Sequence[LayerUnit], given: Any) -> float:
-    """Return the bytes that the forward pass keeps of each sample of a batch; 0: not counted."""
-    if not on_tensorflow():
-        return 0.0
-    from autoprec.backends.keras.measure.step_costs import saved_bytes
+def _most_each(
+    task: Task, model: Any, units: Sequence[LayerUnit], given: Any
+) -> tuple[float, float]:
+    """Return the bytes of each sample of a batch that the forward pass keeps, and a kernel moves.
 
+    0 stands for what cannot be counted; of the kernels it is the largest.
+    """
     batch = to_tensors(given)
-    found, _ = try_to_measure(lambda: saved_bytes(trace_step(model, units, batch)))
-    return (found or 0) / count_samples(task, batch)
+    samples = count_samples(task, batch)
+    _, run, saved, _ = _step_costs(model, units, batch, samples)
+    return saved / samples, max((kernel.bytes_per_sample for kernel in run), default=0.0)
 
 
 def _state_bytes(model: Any) -> int:

@@ -7,6 +7,7 @@ same in every build.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -105,7 +106,7 @@ class KerasTrainee:
         for batch, _ in batches:
             self.model.reset_metrics()
             feed = iter([batch]) if on_tensorflow() else [batch]
-            with same_in_every_dtype(self._draws), raising_layers_noted(self.model):
+            with self._drawn_alike(), raising_layers_noted(self.model):
                 losses.append(to_float(loss_in_logs(self.model.train_function(feed))))
             if self._draws is not None:
                 self._draws.variable.assign_add(1)
@@ -126,13 +127,20 @@ class KerasTrainee:
         """Return what a function of (batch, scale) gives; the state stays as it is."""
         kept = self.take_state()
         self.model.reset_metrics()
-        with same_in_every_dtype(self._draws), raising_layers_noted(self.model):
+        with self._drawn_alike(), raising_layers_noted(self.model):
             found = function(batch, self.precision.scale)
         if self._buffers:
             self._left = self.buffers(self.take_state(), exact=True)
         self._drew = self._seeds_moved(kept) or (self._draws is not None and self._draws.drawn)
         self.put_back(kept)
         return found
+
+    @contextlib.contextmanager
+    def _drawn_alike(self) -> Iterator[None]:
+        """Draw the same numbers inside as every run does in the same state."""
+        hosts = contextlib.nullcontext() if self._draws is None else self._draws.hosts()
+        with same_in_every_dtype(self._draws), hosts:
+            yield
 
     def _unscaled(self, gradients: Sequence[Any]) -> list[Any]:
         scale = np.float32(self.precision.scale)

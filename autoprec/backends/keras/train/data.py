@@ -176,9 +176,17 @@ def slice_samples(batch: Any, samples: int, start: int, stop: int) -> Any:
         shape = getattr(leaf, "shape", None)
         if shape is None or not len(shape) or int(shape[0]) != samples:
             return leaf
-        return leaf[start:stop]
+        return leaf[start:stop] if hasattr(leaf, "__getitem__") else _cut_sparse(leaf, start, stop)
 
     return keras.tree.map_structure(cut, batch)
+
+
+def _cut_sparse(tensor: Any, start: int, stop: int) -> Any:
+    """Slice a `tf.SparseTensor`, which has no slices of its own."""
+    import tensorflow as tf
+
+    rest = [int(length) for length in tensor.shape[1:]]
+    return tf.sparse.slice(tensor, [start] + [0] * len(rest), [stop - start, *rest])
 
 
 def digest(batch: Any) -> str:

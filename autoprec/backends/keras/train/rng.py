@@ -42,25 +42,69 @@ class DrawsFromState:
     def functions(self) -> Iterator[_Replacement]:
         """Yield TensorFlow's operations that draw, and what to put in their place."""
         from tensorflow.python.ops import gen_random_ops as ops
-        from tensorflow.python.ops import gen_stateless_random_ops as stateless
 
-        for name, own in (
-            ("random_uniform", stateless.stateless_random_uniform),
-            ("random_standard_normal", stateless.stateless_random_normal),
-            ("truncated_normal", stateless.stateless_truncated_normal),
-        ):
+        for name, own in _stateless_draws().items():
             yield ops, name, functools.partial(self._stateless, own)
 
     def _stateless(self, own: Callable[..., Any], original: Any) -> Callable[..., Any]:
         import tensorflow as tf
 
+        signature = inspect.signature(original)
+
         @functools.wraps(original)
-        def draw(shape: Any, dtype: Any, seed: int = 0, seed2: int = 0, name: Any = None) -> Any:
+        def draw(*args: Any, **kwargs: Any) -> Any:
             self.drawn = True
-            key = tf.stack([tf.constant(seed, "int64"), self.variable * _PRIME + seed2])
-            return own(shape, key, dtype=dtype, name=name)
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            values = dict(given.arguments)
+            seeds = values.pop("seed") or 0, values.pop("seed2") or 0
+            del values["name"]
+            key = tf.stack([tf.constant(seeds[0], "int64"), self.variable * _PRIME + seeds[1]])
+            return own(key, **values)
 
         return draw
+
+    @contextmanager
+    def hosts(self) -> Iterator[None]:
+        """Draw by Python's and NumPy's generators from the state as well inside, then as before."""
+        generators = HostGenerators()
+        before = generators.capture()
+        generators.seed(int(self.variable.numpy()))
+        try:
+            yield
+        finally:
+            generators.restore(before)
+
+
+def _stateless_draws() -> dict[str, Callable[..., Any]]:
+    """Map TensorFlow's operations that draw to functions of a key, and of what they are given."""
+    import tensorflow as tf
+    from tensorflow.python.ops import gen_stateless_random_ops as ops
+
+    def gamma(key: Any, shape: Any, alpha: Any) -> Any:
+        return ops.stateless_random_gamma_v2(tf.concat([shape, tf.shape(alpha)], 0), key, alpha)
+
+    def shuffle(key: Any, value: Any) -> Any:  # TensorFlow's has no gradient
+        return tf.random.experimental.stateless_shuffle(tf.stop_gradient(value), key)
+
+    def poisson(key: Any, shape: Any, rate: Any, dtype: Any) -> Any:
+        whole = tf.concat([shape, tf.shape(rate)], 0)
+        return ops.stateless_random_poisson(whole, key, rate, dtype)
+
+    return {
+        "random_uniform": lambda key, **given: ops.stateless_random_uniform(seed=key, **given),
+        "random_standard_normal": lambda key, **given: ops.stateless_random_normal(
+            seed=key, **given
+        ),
+        "truncated_normal": lambda key, **given: ops.stateless_truncated_normal(seed=key, **given),
+        "random_uniform_int": lambda key, **given: ops.stateless_random_uniform_int(
+            seed=key, **given
+        ),
+        "multinomial": lambda key, **given: ops.stateless_multinomial(seed=key, **given),
+        "random_shuffle": shuffle,
+        "random_gamma": gamma,
+        "random_poisson_v2": poisson,
+    }
 
 
 #: Keeps the numbers of one step apart from those of the next.

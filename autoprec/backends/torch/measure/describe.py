@@ -80,7 +80,7 @@ def describe(
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
     longest = [seen.kept[index] for index in seen.largest()] if seen.varies else []
-    most_saved = max((_saved_each(task, model, found, each, seed) for each in longest), default=0.0)
+    most = [_most_each(task, model, found, each, seed) for each in longest]
     judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
     splitting = splittable(
         task, model, judged, found, seed, device=device, report=report, autocasts=bool(autocasts)
@@ -113,7 +113,8 @@ def describe(
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=(saved or 0) / samples,
-        most_saved_bytes_per_sample=most_saved,
+        most_saved_bytes_per_sample=max((saved for saved, _ in most), default=0.0),
+        most_kernel_bytes_per_sample=max((kernel for _, kernel in most), default=0.0),
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
@@ -139,11 +140,17 @@ def describe(
     )
 
 
-def _saved_each(task: Task, model: nn.Module, samples: Samples, given: Any, seed: int) -> float:
-    """Return the bytes that the forward pass keeps of each sample of a batch; 0: not counted."""
-    device = str(next(model.parameters()).device)
-    found, _ = try_to_measure(lambda: saved_bytes(task, model, move(given, device), seed))
-    return (found or 0) / samples.count(given)
+def _most_each(
+    task: Task, model: nn.Module, samples: Samples, given: Any, seed: int
+) -> tuple[float, float]:
+    """Return the bytes of each sample of a batch that the forward pass keeps, and a kernel moves.
+
+    0 stands for what cannot be counted; of the kernels it is the largest.
+    """
+    batch, count = move(given, str(next(model.parameters()).device)), samples.count(given)
+    saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
+    run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, count))
+    return (saved or 0) / count, max((each.bytes_per_sample for each in run or ()), default=0.0)
 
 
 def _time_one_step(

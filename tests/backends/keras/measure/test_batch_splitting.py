@@ -285,3 +285,25 @@ def test_a_model_of_a_16_bit_dtype_is_split_unless_it_mixes_samples(dtype, mixin
     )
     assert found.splittable is not mixing
     assert mixing is ("BatchNorm" in found.split_reason)
+
+
+def test_batches_of_sparse_inputs_are_halved():
+    """A SparseTensor cannot be sliced as arrays are."""
+
+    def sparse_model():
+        inputs = keras.Input((20,), sparse=True)
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    def sparse_data(batch_size):
+        draws = np.random.default_rng(0)
+        for _ in range(20):
+            x = draws.normal(size=(batch_size, 20)) * (draws.random((batch_size, 20)) > 0.8)
+            yield tf.sparse.from_dense(x.astype("float32")), x[:, :1].astype("float32")
+
+    task = Task("task.py", sparse_model, sparse_data)
+    facts = KerasBackend().describe(
+        task, device="cpu", seed=0, batch_size=8, report=lambda *_: None
+    )
+    assert facts.splittable, facts.split_reason
