@@ -86,8 +86,8 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
 
     there = replace(job, target=Target(device, job.target.software, lambda f: f), listener=note)
     proposal = propose(device, job.options.policies)
-    space = build_space(there, task, device, proposal)
-    refusals = refusals_for_task(there, task, device, space)
+    space = build_space(there, task, device, proposal, figures)
+    refusals = refusals_for_task(there, task, device, space, figures)
     proposal = replace(proposal, refusals=(*proposal.refusals, *refusals))
     baseline = int(baseline_point(space)[BATCH])
     busy = (size for size in space.batch_sizes if size <= _BUSY_BATCH)

@@ -65,8 +65,17 @@ _LARGEST_SAMPLED_BATCH = {DeviceKind.CPU: 1024}
 _LARGEST_SAMPLED_BATCH_ELSEWHERE = 4096
 
 
-def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:
-    """Build the space of the recipes worth trying for this task on this device."""
+def build_space(
+    job: TuningJob,
+    task: TaskFacts,
+    facts: DeviceFacts,
+    proposal: Proposal,
+    peaks: DeviceFacts | None = None,
+) -> Space:
+    """Build the space of the recipes worth trying for this task on this device.
+
+    `peaks` are another's, if the device's own are not known.
+    """
     policies = list(proposal.policies)
     if Policy.FLOAT32 not in policies:
         policies.insert(0, Policy.FLOAT32)  # measured as the baseline, never chosen
@@ -90,7 +99,7 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
     sizes = _batch_sizes(job, task)
     if FLOAT8 in searched and not _against_float8(job, task, facts, policies):
         extras[FLOAT8] = (False, True)
-    if COMPILE_MODE in searched and not _against_graphs(job, task, facts, policies, sizes):
+    if COMPILE_MODE in searched and not _against_graphs(job, task, peaks or facts, policies, sizes):
         extras[COMPILE_MODE] = ("default", GRAPH_MODES[0])
     if COMPILE_SCOPE in searched and _may_compile(job, task, facts) and task.equal_blocks:
         extras[COMPILE_SCOPE] = ("model", BLOCKS)
@@ -231,7 +240,11 @@ def _tries_compilation(job: TuningJob, task: TaskFacts, facts: DeviceFacts) -> b
 
 
 def refusals_for_task(
-    job: TuningJob, task: TaskFacts, facts: DeviceFacts, space: Space
+    job: TuningJob,
+    task: TaskFacts,
+    facts: DeviceFacts,
+    space: Space,
+    peaks: DeviceFacts | None = None,
 ) -> tuple[Refusal, ...]:
     """Return what is ruled out by the task, and for it on this device, besides policies."""
     policies, sizes = space.policies, space.batch_sizes
@@ -242,7 +255,7 @@ def refusals_for_task(
         against = _against_float8(job, task, facts, policies)
         found += [Refusal(FLOAT8, against)] * bool(against)
     if facts.kind in GRAPH_KINDS and COMPILE_MODE in registry.capabilities(task.framework).knobs:
-        against = _against_graphs(job, task, facts, policies, sizes)
+        against = _against_graphs(job, task, peaks or facts, policies, sizes)
         found += [Refusal(f"{COMPILE_MODE} {GRAPH_MODES[0]}", against)] * bool(against)
     return tuple(found)
 

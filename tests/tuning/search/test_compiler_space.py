@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from factories import device_of_family
 
-from autoprec.core.device.facts import DeviceFacts
-from autoprec.core.measurement import Kernel
+from autoprec.core.device.facts import DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.device.policies import propose
+from autoprec.core.dtypes import DType
+from autoprec.core.measurement import Kernel, TaskFacts
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
+from autoprec.tuning.search.task_space import build_space, refusals_for_task
+from autoprec.workers.task_source import TaskSource
 from tests.tuning.search.test_float8_space import CPU, H100, built
 
 #: 300 kernels that compute for less than a millisecond at batch 32.
 SHORT = (Kernel(1e6, 100.0, 0, 300),)
 BLOCKS = tuple(f"blocks.{number}" for number in range(12))
-V100 = device_of_family("nvidia-volta")
+GPU = DeviceFacts(
+    Observation(DeviceKind.CUDA), "f", "a GPU", {DType.FLOAT32: DTypeFact(Support.NATIVE)}
+)
 
 
 def graphs(
@@ -72,3 +82,17 @@ def test_equal_blocks_are_compiled_where_there_are_some_and_the_compiler_is_trie
 ) -> None:
     found, _, _ = built(options, facts, equal_blocks=blocks)
     assert found.knobs.get("compile_scope") == levels
+
+
+def test_a_plan_for_a_device_without_figures_goes_by_those_of_its_family() -> None:
+    target = cast(Target, SimpleNamespace(facts=GPU))
+    job = TuningJob(TaskSource(Path("task.py")), target, Options(), lambda event: None)
+    task = TaskFacts("torch", {}, 32, 32, 100, batch_size=32, kernels=SHORT)
+    proposal = propose(GPU, ())
+    assert "compile_mode" not in build_space(job, task, GPU, proposal).knobs
+    space = build_space(job, task, GPU, proposal, H100)
+    assert space.knobs["compile_mode"] == ("default", "reduce-overhead")
+    said = [each.reason for each in refusals_for_task(job, task, GPU, space)]
+    assert "what the step's kernels take here is not known" in said
+    known = [each.candidate for each in refusals_for_task(job, task, GPU, space, H100)]
+    assert "compile_mode reduce-overhead" not in known
