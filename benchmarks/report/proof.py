@@ -105,8 +105,7 @@ def proof_costs(path: Path) -> Iterator[str]:
             f"(`{smaller.name}`) judged otherwise than with both at batch {found['batch']}: "
             f"{_differing(paired(found['rows'], less['rows']))}."
         )
-    lost = path.with_name(f"{path.stem}-lost{path.suffix}")
-    if lost.exists():
+    for lost in sorted(path.parent.glob("lost_seeds-*.json"))[-1:]:
         yield ""
         yield _told_by_one_seed(lost, found["rows"])
 
@@ -145,8 +144,8 @@ def late_breaks(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield (
         f"{where(found)}: {found['updates']} updates each, checked at the first, the 100th and "
-        "twice that again and again. Rescued is what ends as near to float32 as small noise on the "
-        "first weights takes it (or within 2 %)."
+        "twice that again and again. Rescued is what ends no further above float32 than three "
+        "times as far as small noise on the first weights takes it, or than 2 %."
     )
     yield ""
     lines = list(late_breaks_table(found["rows"]))

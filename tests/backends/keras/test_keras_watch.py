@@ -136,24 +136,3 @@ def test_a_loop_shows_its_batches() -> None:
 def test_nothing_is_watched_in_float32() -> None:
     _, precision, _ = fitted(healthy, Recipe(batch_size=8), epochs=1)
     assert precision.watched == ()
-
-
-@pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16], ids=["bfloat16", "float16"])
-def test_a_watched_loop_is_the_unwatched_one(recipe: Recipe) -> None:
-    results = []
-    for watch in ("warn", False):
-        keras.utils.set_random_seed(0)
-        model = healthy()
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        precision = apply_profile(recipe, model=model, watch=watch, watch_every=2)
-        inputs, targets = data(64)
-        losses = []
-        for start in range(0, 64, 8):
-            x, y = inputs[start : start + 8], targets[start : start + 8]
-            precision.watch(x, y)
-            losses.append(float(model.train_on_batch(x, y)))
-        results.append((losses, [np.asarray(v) for v in model.variables]))
-        assert len(precision.watched) == (4 if watch else 0)
-    assert results[0][0] == results[1][0]
-    for ours, theirs in zip(results[0][1], results[1][1], strict=True):
-        np.testing.assert_array_equal(ours, theirs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +62,13 @@ class Check:
         self._model, self._batch, self._scale, self._floor = model, batch, scale, floor
         self._units = layer_units(model)
         self._exact: _Run | None = None
-        self._judge = StepJudge(policy, self._noise)
+        own = weakref.proxy(self)
+
+        def noise() -> Sequence[Difference] | str:  # no cycle keeps what may fill a device
+            made: Sequence[Difference] | str = own._noise()
+            return made
+
+        self._judge = StepJudge(policy, noise)
         self.loss = math.nan
 
     @property

@@ -31,6 +31,8 @@ _SAMPLED = 1024
 class CaughtCall:
     """A call as it was. `gradients` are those of its outputs, by their index, as they arrive.
 
+    What was given is copied into main memory: a device's may be full of what training needs.
+
     `batch` is the number of samples, by the first dimension of the first tensor given; 0 where
     there is none. `samples` is how many of them the gradients are known for, and `size` the number
     of elements given.
@@ -38,7 +40,8 @@ class CaughtCall:
 
     def __init__(self, root: nn.Module, args: Any, kwargs: Any, device_type: str) -> None:
         self.moment = Moment(root)
-        self.args, self.kwargs = map_tensors(_copied, args), map_tensors(_copied, kwargs)
+        self._devices: dict[int, torch.device] = {}
+        self.args, self.kwargs = map_tensors(self._copied, args), map_tensors(self._copied, kwargs)
         own = own_autocast(root)
         self.dtype = own.dtype if own else torch.get_autocast_dtype(device_type)
         self.gradients: dict[int, torch.Tensor] = {}
@@ -80,10 +83,19 @@ class CaughtCall:
         return self.batch > 1 and all(g.dim() > 0 and g.shape[0] >= self.samples for g in whole)
 
     def cut(self, value: Any, samples: int) -> Any:
-        """Return arguments with their first `samples` samples; whole ones themselves."""
-        if samples == self.batch:
-            return value
-        return map_tensors(lambda t: t[:samples] if self._is_by_sample(t) else t, value)
+        """Return arguments with their first `samples` samples, on the devices they came from."""
+
+        def back(copy: torch.Tensor) -> torch.Tensor:
+            cut = samples < self.batch and self._is_by_sample(copy)
+            return (copy[:samples] if cut else copy).to(self._devices[id(copy)])
+
+        return map_tensors(back, value)
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy what was given; the loop and the model may write to it."""
+        copy = tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
+        self._devices[id(copy)] = tensor.device
+        return copy
 
     def cut_gradient(self, index: int, samples: int) -> torch.Tensor:
         """Return the gradient of an output for its first `samples` samples."""
@@ -182,8 +194,3 @@ class CallCatcher:
         except Exception as error:  # whatever copying people's own objects raises
             self.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
             return None
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy what was given; the loop and the model may write to it."""
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

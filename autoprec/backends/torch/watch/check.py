@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -48,7 +49,13 @@ class Check:
         self._share, self._floor = share, floor
         self._samples = call.samples
         self._exact: Run | None = None
-        self._judge = StepJudge(policy, self._noise)
+        own = weakref.proxy(self)
+
+        def noise() -> Sequence[Difference] | str:  # no cycle keeps what may fill a device
+            made: Sequence[Difference] | str = own._noise()
+            return made
+
+        self._judge = StepJudge(policy, noise)
 
     @property
     def overflowed(self) -> bool:
