@@ -92,7 +92,7 @@ def test_a_job_that_is_killed_loses_no_finished_trial(
 def test_a_command_that_ends_leaves_no_process_and_the_same_one_resumes(
     tune: Tune, slurm: LocalSlurm, number: signal.Signals, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path / "c", step_seconds=0.01)
+    task = write_task(tmp_path / "c", step_seconds=0.05)
     command = tune(task, "--slurm", "fast")
     command.wait_for(r":   trial", count=2)
     command.process.send_signal(number)
