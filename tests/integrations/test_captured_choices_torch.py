@@ -68,7 +68,7 @@ def choice_of(source: TaskSource) -> Choice:
         return Choice(
             batch=(loaded.batch_size, loaded.clip_grad_norm, task.samples, task.split_reason),
             recipes=space.points(),
-            refused=refusals_for_task(job, task, target.facts, space.policies),
+            refused=refusals_for_task(job, task, target.facts, space),
             verdict=Proof(RemoteTracer(runner), steps=8).prove(recipe),
             losses=tuple(losses),
         )

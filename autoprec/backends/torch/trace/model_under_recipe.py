@@ -68,6 +68,7 @@ class Applied(Protocol):
     """What a trace uses of a Precision object."""
 
     scaler: Any
+    loop_check: Any
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of the forward pass."""
@@ -372,6 +373,8 @@ def apply_recipe(
     applied: Applied = TorchSurgeon().apply(
         recipe, model=model, optimizers=(optimizer,), device=device
     )
+    if applied.loop_check is not None:  # of people's loops: a run here is put at other weights
+        applied.loop_check.end()
     buffers = applied.scaler.buffers
     for _, each in around(task) if buffers is not None else ():
         buffers.note_loss(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +79,7 @@ def trained(
 
 
 def work(rank: int) -> dict[str, Any]:
+    warnings.filterwarnings("ignore", message="the micro-batches of one update hold 8, 3 samples")
     counts: Counter[str] = Counter()
     found: dict[str, Any] = {}
     for engine in ENGINES:
