@@ -83,8 +83,12 @@ def test_a_project_as_it_stands_chooses_what_its_task_file_chooses(
     for found, expected in zip(captured.losses, written.losses, strict=True):
         assert found[0] == pytest.approx(expected[0], rel=1e-6)
         assert found == pytest.approx(expected, rel=1e-4)  # the optimizer is the same, too
-    assert captured.batch == written.batch
-    assert captured.recipes == written.recipes
-    assert len(captured.recipes) > 2
+    splits = trainer == "transformers"  # by the update's tokens, of which no task file can tell
+    assert captured.batch == (*written.batch[:-1], "" if splits else written.batch[-1])
+    assert bool(written.batch[-1]) or not splits
+    admitted = [point for point in captured.recipes if point in written.recipes]
+    assert admitted == written.recipes
+    assert splits or captured.recipes == written.recipes
+    assert len(written.recipes) > 2
     assert captured.refused == written.refused
     assert captured.verdict.verdict == written.verdict.verdict
