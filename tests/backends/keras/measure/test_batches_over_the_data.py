@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,6 +171,7 @@ def series(short: int, long: int, long_from: int = 50) -> Callable[[int], Iterat
 
 def measure(build_data: Any, recipe: Recipe) -> tuple[Measurement, int]:
     task = Task("task.py", reader, build_data)
+    gc.collect()  # what earlier tests left is no part of the peak
     session = KerasBackend().open(task, recipe, device="cpu", seed=0, report=lambda *_: None)
     measured = session.time_steps(QUICK)
     updates = int(session._precision.steps)
