@@ -99,16 +99,9 @@ def _describe(
         report("describe", 1)
         seconds = _time_second_step(model, batch)
     flops = sum(counted.values())
-    weights = model.weights
-    return TaskFacts(
-        framework="keras",
+    return replace(
+        _facts_of_model(task, model, units, device, batch_size, samples),
         software=dict(software),
-        nominal=batch_size,
-        samples=samples,
-        parameters=sum(_size(w) for w in model.trainable_weights),
-        parameter_bytes=sum(_size(w) * item_bytes(w.dtype) for w in weights),
-        batch_size=task.batch_size,
-        convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
         splittable=splitting.allowed,
         split_reason=splitting.reason,
         fixed_batch=splitting.fixed,
@@ -117,18 +110,8 @@ def _describe(
         saved_bytes_per_sample=saved / samples,
         most_saved_bytes_per_sample=max((saved for saved, _ in most), default=0.0),
         most_kernel_bytes_per_sample=max((kernel for _, kernel in most), default=0.0),
-        trainable_bytes=sum(_size(w) * item_bytes(w.dtype) for w in model.trainable_weights),
-        optimizer_bytes=_state_bytes(model),
         kernels=run,
-        low_precision=low_precision(units),
-        weights_in=weights_in(model),
-        uses_tf32=device != "cpu" and _rounds_to_tf32(),
-        compiled=bool(model.jit_compile),
-        not_compilable=compile_obstacle(model),
         step_seconds=seconds,
-        steps_per_execution=int(model.steps_per_execution) if on_tensorflow() else 0,
-        has_evaluate=task.evaluate is not None,
-        dimensions=tuple(_dimensions(units)),
         units=tuple(_units(units, counted)),
         warnings=(
             *unused_functions(task),
@@ -137,6 +120,38 @@ def _describe(
             *seen.warnings(),
             *splitting.warnings(),
         ),
+    )
+
+
+def _facts_of_model(
+    task: Task,
+    model: Any,
+    units: Sequence[LayerUnit],
+    device: str,
+    nominal: int,
+    samples: int,
+) -> TaskFacts:
+    """Return what a model and its process tell without another step."""
+    trained = model.trainable_weights
+    return TaskFacts(
+        framework="keras",
+        software={},
+        nominal=nominal,
+        samples=samples,
+        parameters=sum(_size(w) for w in trained),
+        parameter_bytes=sum(_size(w) * item_bytes(w.dtype) for w in model.weights),
+        trainable_bytes=sum(_size(w) * item_bytes(w.dtype) for w in trained),
+        optimizer_bytes=_state_bytes(model),
+        batch_size=task.batch_size,
+        has_evaluate=task.evaluate is not None,
+        convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
+        uses_tf32=device != "cpu" and _rounds_to_tf32(),
+        low_precision=low_precision(units),
+        weights_in=weights_in(model),
+        compiled=bool(model.jit_compile),
+        not_compilable=compile_obstacle(model),
+        steps_per_execution=int(model.steps_per_execution) if on_tensorflow() else 0,
+        dimensions=tuple(_dimensions(units)),
     )
 
 

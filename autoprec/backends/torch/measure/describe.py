@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,22 +92,11 @@ def describe(
     samples = found.count(batch)
     run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
     length, kept = _watched(lambda: run_pass(task, model, batch, seed), model)
-    timed, _ = try_to_measure(
-        lambda: slowest_operator(task, model, batch, seed, lambda: _synchronize(device))
-    )
-    operator, operator_share = _named_operator(*(timed or ("", 0.0)), seconds)
+    operator, operator_share = _slow_operator(task, model, batch, seed, device, seconds)
     flops = sum(counted.values())
-    parameters = list(model.parameters())
-    convolves = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
-    return TaskFacts(
-        framework="torch",
+    return replace(
+        _facts_of_model(task, model, optimizer, device_type, autocasts, batch_size, samples),
         software=dict(software),
-        nominal=batch_size,
-        samples=samples,
-        parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        batch_size=task.batch_size,
-        convolutions=convolves,
         splittable=splitting.allowed,
         split_reason=splitting.reason,
         fixed_batch=splitting.fixed,
@@ -115,28 +105,52 @@ def describe(
         saved_bytes_per_sample=(saved or 0) / samples,
         most_saved_bytes_per_sample=max((saved for saved, _ in most), default=0.0),
         most_kernel_bytes_per_sample=max((kernel for _, kernel in most), default=0.0),
-        trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
-        optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
         slow_operator=operator,
         slow_operator_share=operator_share,
-        low_precision=low_precision(model, autocasts, device_type),
-        weights_in=weights_in(model),
-        convolutions_in=rounded_convolutions(device_type) if convolves else "",
-        uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
         update_seconds=updating,
         optimizer_share=updating / seconds if can_be_fused(optimizer) else 0.0,
+        attention_length=length,
+        keeps_outputs=kept,
+        units=tuple(_units(model, counted)),
+        warnings=(*_warnings(model, batch, found), *seen.warnings(), *splitting.warnings()),
+    )
+
+
+def _facts_of_model(
+    task: Task,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device_type: str,
+    autocasts: set[str],
+    nominal: int,
+    samples: int,
+) -> TaskFacts:
+    """Return what a model and its process tell without another step."""
+    parameters = list(model.parameters())
+    convolves = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
+    return TaskFacts(
+        framework="torch",
+        software={},
+        nominal=nominal,
+        samples=samples,
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
+        optimizer_bytes=_state_bytes(optimizer),
+        batch_size=task.batch_size,
+        has_evaluate=task.evaluate is not None,
+        convolutions=convolves,
+        convolutions_in=rounded_convolutions(device_type) if convolves else "",
+        uses_tf32=rounded_products(device_type) == "TF32",
+        low_precision=low_precision(model, autocasts, device_type),
+        weights_in=weights_in(model),
         threads=torch.get_num_threads(),
         keepable_memory=device_type == "cpu" and can_keep_freed_memory(),
         float8_layers=float8_layers(model),
         equal_blocks=equal_blocks(model),
-        attention_length=length,
-        keeps_outputs=kept,
-        has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
-        units=tuple(_units(model, counted)),
-        warnings=(*_warnings(model, batch, found), *seen.warnings(), *splitting.warnings()),
     )
 
 
@@ -179,6 +193,16 @@ def _watched(run: Callable[[], None], model: nn.Module) -> tuple[int, bool]:
         lambda: keeps_outputs(model, lambda: found.append(attention_length(run)))
     )
     return (found[0], bool(kept)) if found else (0, False)
+
+
+def _slow_operator(
+    task: Task, model: nn.Module, batch: Any, seed: int, device: str, step_seconds: float
+) -> tuple[str, float]:
+    """Time a step's operators; name the slowest and its share of the step, if it explains that."""
+    timed, _ = try_to_measure(
+        lambda: slowest_operator(task, model, batch, seed, lambda: _synchronize(device))
+    )
+    return _named_operator(*(timed or ("", 0.0)), step_seconds)
 
 
 def _named_operator(name: str, operator_seconds: float, step_seconds: float) -> tuple[str, float]:
