@@ -108,6 +108,7 @@ def _tune(given: Arguments, default_output: Path) -> Profile:
     listen = given.listener or (Notebook() if in_notebook() else silent)
     profile = _run_here(tuner.tune, source, given, listen)
     place = save_result(profile, output)
+    listen(Note(f"the profile is in {place}"))
     if place != output:
         listen(Note(kept_beside(output, place), warning=True))
         if listen is silent:

@@ -157,12 +157,10 @@ def _tune(arguments: argparse.Namespace, options: Options) -> int:
     if arguments.report is not None:
         page = check_report_path(Path(arguments.report or default_report_path(output)))
     terminal = Terminal(
-        output,
         closing=not arguments.json,
         grid=arguments.grid,
         verbose=arguments.verbose,
         limit=options.time_limit,
-        place_for=place_for,
     )
     with nullcontext(silent) if arguments.quiet else terminal as listener:
         try:

@@ -37,7 +37,7 @@ class FleetTerminal:
         if name not in self._terminals:
             stream = _Prefixed(self._stream, f"{name}: " if name else "")
             console = Console(file=stream, highlight=False, width=_WIDTH)  # type: ignore[arg-type]
-            self._terminals[name] = Terminal(Path(), closing=False, console=console)
+            self._terminals[name] = Terminal(closing=False, console=console)
         self._terminals[name](event)
 
 

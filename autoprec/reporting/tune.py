@@ -6,8 +6,7 @@ otherwise every important event is a line of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import rate_number, times
-from autoprec.core.profile import REHEARSAL_NOTE, Profile
+from autoprec.core.profile import REHEARSAL_NOTE
 from autoprec.core.recipe_words import describe_point, describe_recipe
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -59,23 +58,19 @@ class Terminal:
 
     `closing` adds the closing lines, and a table of the trials if they were not told one by one
     or if `verbose`; `grid` adds the grid; `limit` is the tuning's time limit in seconds.
-    `place_for` tells where a profile that is to be in `output` is written.
     """
 
     def __init__(
         self,
-        output: Path,
         *,
         closing: bool = True,
         grid: bool = False,
         verbose: bool = False,
         limit: float | None = None,
         console: Any = None,
-        place_for: Callable[[Profile, Path], Path] = lambda profile, output: output,
     ) -> None:
-        self._output, self._closing, self._grid = output, closing, grid
+        self._closing, self._grid = closing, grid
         self._verbose, self._told = verbose, 0
-        self._place_for = place_for
         self._console: Console = console or make_console(stderr=True)
         self._live: LiveStatus | None = None
         self._status_line = StatusLine(limit)
@@ -186,7 +181,6 @@ class Terminal:
             self._say(f"slowest operators of a step under {describe_recipe(recipe)}:")
             self._console.print(operators_table(operators))
             self._say(in_float32(operators, recipe))
-        self._say(f"the profile is in {self._place_for(event.profile, self._output)}")
 
 
 def _trial_line(event: TrialFinished, speeds: bool, weights_in: str) -> str:

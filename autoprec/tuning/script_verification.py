@@ -41,6 +41,9 @@ _LOSS_SHARE = 0.02
 #: Runs whose losses differ between themselves allow this many times as much between the two kinds.
 _NOISE_FACTOR = 3.0
 
+#: A script that ends by itself after fewer has too few to time beside its start.
+_FEWEST_UPDATES = 8
+
 _LIMITING_SHARE = 0.25
 _SHOWN_CHARACTERS = 2000
 _PROGRAM = Path(sys.modules[RecordedRun.__module__].__file__ or "")
@@ -94,6 +97,9 @@ def _notes(job: ScriptJob, off: Sequence[RecordedRun], on: Sequence[RecordedRun]
             "line for its trainer (docs/trainers.md), then verify it"
         )
     found = []
+    fewest = min(run.updates for run in (*off, *on))
+    if fewest < job.updates:
+        found.append(f"{job.source.name} ended after {fewest} updates, so only these are compared")
     others = [each for each in applied if each and job.file and not _is_same(each, job.file)]
     if others:
         found.append(f"the script applies {', '.join(sorted(others))}, and {job.file} was given")
@@ -180,10 +186,10 @@ def _run(job: ScriptJob, *, switched_off: bool) -> RecordedRun:
             f"{job.source.name} ended, and no update of it was seen: those that a PyTorch "
             "optimizer's step() makes are, and those of Keras's fit"
         )
-    if found.ended:
+    if found.updates < min(job.updates, _FEWEST_UPDATES):
         raise TaskError(
-            f"{job.source.name} ended after {found.updates} updates, expected "
-            f"{job.updates} or more: give fewer as `updates`"
+            f"{job.source.name} ended after {found.updates} updates, which are too few "
+            f"to time: let it train for {job.updates} or more"
         )
     return found
 

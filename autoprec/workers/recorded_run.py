@@ -66,10 +66,10 @@ class _Recorder:
             }
         )
 
-    @property
-    def warm_up(self) -> int:
-        """Return after how many updates timing begins: before, kernels are chosen and compiled."""
-        return max(1, self.updates // 4)
+    @staticmethod
+    def warm_up(updates: int) -> int:
+        """Return after how many of them timing begins: before, kernels are chosen and compiled."""
+        return max(1, updates // 4)
 
     def update(self, loss: Any = None, count: int = 1) -> None:
         """Note the end of an update, or of several that ran as one."""
@@ -77,7 +77,7 @@ class _Recorder:
         self.losses += [self._loss if loss is None else loss] * count
         self._loss = None
         over = len(self.losses) >= self.updates
-        if over or before < self.warm_up <= len(self.losses):
+        if over or before < self.warm_up(self.updates) <= len(self.losses):
             _wait_for_device()
         self.times += [time.perf_counter()] * count
         self.waits += [self._waited] * count
@@ -89,7 +89,7 @@ class _Recorder:
 
     def write(self, *, ended: bool) -> None:
         """Write what was recorded, as the fields of `RecordedRun`."""
-        first = self.warm_up - 1
+        first = self.warm_up(len(self.losses)) - 1
         timed = sum(each > self.times[first] for each in self.times[first:])
         said = {
             "seconds": (self.times[-1] - self.times[first]) / timed if timed > 0 else 0.0,

@@ -193,8 +193,10 @@ def measured(trainer: str, policy: str, arguments: argparse.Namespace) -> tuple[
     asked = ["--rounds", str(arguments.rounds), "--updates", str(arguments.updates)]
     command = [sys.executable, "-m", "benchmarks.overhead.trainers", "--child", trainer, policy]
     done = subprocess.run(
-        [*command, *asked], env=child_environment(), stdout=subprocess.PIPE, text=True, check=True
+        [*command, *asked], env=child_environment(), capture_output=True, text=True
     )
+    if done.returncode:
+        sys.exit(f"{trainer}, {policy}: {done.stderr}")
     ours, theirs = json.loads(done.stdout.splitlines()[-1])
     return ours, theirs
 

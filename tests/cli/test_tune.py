@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -42,6 +43,19 @@ def test_it_writes_a_profile_that_loads(write: Write, run: Run, tmp_path: Path) 
         "model_x.study.journal",
         "model_x.study.journal.lock",
     }
+
+
+def test_a_profile_that_cannot_be_written_is_nowhere_said_to_be(
+    write: Write, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("autoprec.profiles.save_profile", full)
+    code, _, err = run(write(), *QUICK)
+    assert code == 2
+    assert "could not be written: No space left on device. The trials are kept" in err
+    assert "the profile is in" not in err
 
 
 def test_explain_ends_with_the_slowest_operators_and_those_in_float32(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from factories import steady
@@ -50,7 +49,7 @@ def outcome(policy: str, batch: int, seconds: float) -> Outcome:
 
 def shown(*events: object, closing: bool = True, verbose: bool = False) -> str:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    terminal = Terminal(Path("p.yaml"), closing=closing, console=console, verbose=verbose)
+    terminal = Terminal(closing=closing, console=console, verbose=verbose)
     with terminal:
         for event in events:
             terminal(event)  # type: ignore[arg-type]

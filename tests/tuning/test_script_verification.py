@@ -29,7 +29,7 @@ APPLIED = "model.profile.yaml"
 
 
 def run(seconds: float = 1.0, loss: float = 2.0, **more: Any) -> RecordedRun:
-    made = {"losses": (loss, loss), "profiles": (APPLIED,), **more}
+    made = {"losses": (loss, loss), "profiles": (APPLIED,), "updates": 60, **more}
     return RecordedRun(seconds, 0.0, **made)
 
 
@@ -125,6 +125,14 @@ def test_losses_that_cannot_be_compared_hold_nothing(
 def test_another_profile_than_the_one_given_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verify(monkeypatch, [run()] * 3, [run(profiles=("other.yaml",))] * 3)
     assert "the script applies other.yaml, and model.profile.yaml was given" in found.notes
+
+
+def test_a_script_that_ends_before_is_compared_over_what_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = {"ended": True, "updates": 10}
+    found = verify(monkeypatch, [run(**ended)] * 3, [run(**ended)] * 3)
+    assert "train.py ended after 10 updates, so only these are compared" in found.notes
 
 
 def test_a_script_that_applies_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

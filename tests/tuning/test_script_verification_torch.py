@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autoprec.errors import TaskError
 from autoprec.tuning.script_verification import ScriptJob, verify_script
 from autoprec.workers.task_source import TaskSource
 from tests.core.example_profile import PROFILE
@@ -75,3 +76,18 @@ def test_a_loss_that_is_nan_with_the_profile_fails(tmp_path: Path) -> None:
     job = ScriptJob(source, PROFILE, None, lambda event: None, rounds=1, updates=6)
     claim = verify_script(job).claims[1]
     assert (claim.result, claim.found) == ("fails", "not finite")
+
+
+def test_a_script_that_ends_before_is_compared_over_what_it_trains(tmp_path: Path) -> None:
+    """16 batches are 8 updates, and 2 would be too few to time."""
+    script = tmp_path / "train.py"
+    script.write_text(LOOP.replace("randn(256", "randn(128").replace("arange(256", "arange(128"))
+    source = TaskSource(script, arguments=(str(tmp_path / "losses-"),), script=True)
+    job = ScriptJob(source, PROFILE, None, lambda event: None, rounds=1, updates=60)
+    found = verify_script(job)
+    assert found.speedup.ratio > 0.0
+    assert found.claims[1].result == "holds"
+    assert any("ended after 8 updates, so only these" in note for note in found.notes)
+    script.write_text(LOOP.replace("randn(256", "randn(32").replace("arange(256", "arange(32"))
+    with pytest.raises(TaskError, match="ended after 2 updates, which are too few to time"):
+        verify_script(job)

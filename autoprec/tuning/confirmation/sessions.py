@@ -37,7 +37,7 @@ def raise_baseline_failed(failed: FinalistFailed) -> NoReturn:
     """End the tuning where plain float32 ran in the search and fails in alternation."""
     raise_user_error(failed.failure)
     raise TaskError(
-        f"the float32 baseline ran before but failed in the confirmation: {failed}"
+        f"the float32 baseline ran before but failed in alternation with others: {failed}"
     ) from failed
 
 
