@@ -50,13 +50,16 @@ def load_profile(path: str | Path) -> Profile:
         raise ProfileError(
             f"{file}: there is no such file; `autoprec tune TASK.py` writes TASK{SUFFIX} next to it"
         )
+    if file.suffix == ".py":
+        own = default_path(file)
+        has = f"{file.name}'s is {own}" if own.exists() else f"`autoprec tune {file}` writes {own}"
+        raise ProfileError(f"{file} is no profile: {_EXPECTED}; {has}")
     try:
         document = read_yaml(file, ProfileError)
     except ProfileError as error:
         if not file.is_file() or file.suffix in (".yaml", ".yml"):
             raise
-        task = f"; `autoprec tune {file}` writes a task file's" if file.suffix == ".py" else ""
-        raise ProfileError(f"{file} is no profile: {_EXPECTED}{task}") from error
+        raise ProfileError(f"{file} is no profile: {_EXPECTED}") from error
     return parse_profile(document, str(file))
 
 
