@@ -18,7 +18,7 @@ from tests.test_architecture import (
     top,
 )
 
-LAYERS = ("cli", "core", "fleet", "hardware", "reporting", "workers")
+LAYERS = ("cli", "core", "fleet", "hardware", "integrations", "reporting", "tuning", "workers")
 
 
 def folder_violations(found: list[Import], layer: str) -> list[str]:

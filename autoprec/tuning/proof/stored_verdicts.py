@@ -21,8 +21,8 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.needed_islands import recall_needed, with_needed_islands
 from autoprec.tuning.options import Options
+from autoprec.tuning.proof.needed_islands import recall_needed, with_needed_islands
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
 from autoprec.tuning.study.study import Study

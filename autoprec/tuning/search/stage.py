@@ -14,9 +14,9 @@ from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.loop import Search, outcome_at
 from autoprec.tuning.search.task_space import baseline_point
-from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import PreflightResult, SearchResult
 from autoprec.tuning.study.study import Study
+from autoprec.tuning.trials import Trials
 from autoprec.workers.runner import Runner
 
 
