@@ -12,7 +12,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -101,11 +101,15 @@ PUBLIC_NAMES = {
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the importing module and the imported one, by full name."""
+    """One import: the importing module and the imported one, by full name.
+
+    What is imported `for_types` alone is not imported when the program runs.
+    """
 
     importer: str
     imported: str
     line: int
+    for_types: bool = False
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
@@ -125,23 +129,33 @@ def imports_of(root: Path) -> list[Import]:
     """Return every import in the package, those inside functions included."""
     modules = modules_of(root)
     return [
-        Import(name, imported, line)
+        Import(name, imported, node.lineno, node in for_types)
         for name, path in modules.items()
-        for imported, line in _imports(name, path, modules)
+        for tree in [ast.parse(path.read_text(encoding="utf-8"))]
+        for for_types in [set(_nodes_for_types(tree))]
+        for imported, node in _imports(name, path, tree, modules)
     ]
 
 
-def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[str, int]]:
+def _nodes_for_types(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from (inner for line in node.body for inner in ast.walk(line))
+
+
+def _imports(
+    name: str, path: Path, tree: ast.AST, modules: dict[str, Path]
+) -> Iterator[tuple[str, ast.stmt]]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")[: len(package.split(".")) - max(node.level - 1, 0)]
             base = ".".join([*(parents if node.level else []), *filter(None, [node.module])])
             for alias in node.names:  # `from package import module` imports the module
                 full = f"{base}.{alias.name}"
-                yield (full if full in modules else base), node.lineno
+                yield (full if full in modules else base), node
 
 
 def top(imported: str) -> str:
@@ -213,10 +227,33 @@ def backend_violations(found: list[Import]) -> list[str]:
 
 
 def cycle_violations(found: list[Import]) -> list[str]:
+    return cycle_among((each.importer, each.imported) for each in own(found))
+
+
+def level_violations(found: list[Import]) -> list[str]:
+    """Return a cycle among what lies in one folder: its files, and each folder in it as a whole.
+
+    Every folder of the package is looked at by itself, so at all levels.
+    """
+    running = [each for each in own(found) if not each.for_types]
+    folders = {each.importer.rpartition(".")[0] for each in running}
+
+    def inside_of(folder: str) -> Iterator[tuple[str, str]]:
+        for each in running:
+            pair = (each.importer, each.imported)
+            if all(module.startswith(f"{folder}.") for module in pair):
+                importer, imported = (top(module[len(folder) + 1 :]) for module in pair)
+                yield importer, imported
+
+    return [cycle for folder in sorted(folders) for cycle in cycle_among(inside_of(folder))]
+
+
+def cycle_among(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a cycle of importers and what they import, none where there is none."""
     graph: dict[str, set[str]] = {}
-    for each in own(found):
-        if each.importer != each.imported:
-            graph.setdefault(each.importer, set()).add(each.imported)
+    for importer, imported in pairs:
+        if importer != imported:
+            graph.setdefault(importer, set()).add(imported)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -231,6 +268,7 @@ RULES: list[Callable[[list[Import]], list[str]]] = [
     core_violations,
     backend_violations,
     cycle_violations,
+    level_violations,
 ]
 
 
@@ -270,6 +308,23 @@ BREAKS = [
         cycle_violations,
         {"core/a.py": "def f():\n    from .b import x", "core/b.py": "from .a import y"},
     ),
+    (
+        level_violations,
+        {
+            "core/a/x.py": "from autoprec.core.b import x",
+            "core/b/x.py": "",
+            "core/b/y.py": "from autoprec.core.a import y",
+            "core/a/y.py": "",
+        },
+    ),
+    (
+        level_violations,  # a file and the folder beside it, some levels down
+        {
+            "backends/torch/apply/a.py": "from autoprec.backends.torch.apply.b import x",
+            "backends/torch/apply/b/x.py": "",
+            "backends/torch/apply/b/y.py": "from autoprec.backends.torch.apply import a",
+        },
+    ),
 ]
 
 KEEPS = {
@@ -280,6 +335,8 @@ KEEPS = {
     "backends/keras/measure/session.py": "import keras, tensorflow, torch\nfrom .. import base",
     "cli/tune.py": "def run():\n    from autoprec.api import tune",
     "core/device/policies.py": "import math\nfrom autoprec.errors import AutoprecError",
+    "core/a/x.py": "if TYPE_CHECKING:\n    from autoprec.core.b import y",
+    "core/b/y.py": "from autoprec.core.a import x",
     "errors.py": "",
     "hardware/observe.py": "import os, pynvml\nfrom autoprec.core import rules",
     "tuning/study.py": "import optuna\nfrom autoprec.backends import base",
