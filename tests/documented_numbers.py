@@ -127,7 +127,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
     },
     "docs/scale.md": {
         "1e-5": written(
-            "tests/backends/torch/apply/test_wrapping.py",
+            "tests/backends/torch/distributed/test_wrapping.py",
             r"expected\.losses, rel=([\de-]+)\)",
         ),
     },

@@ -12,7 +12,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -227,33 +227,10 @@ def backend_violations(found: list[Import]) -> list[str]:
 
 
 def cycle_violations(found: list[Import]) -> list[str]:
-    return cycle_among((each.importer, each.imported) for each in own(found))
-
-
-def level_violations(found: list[Import]) -> list[str]:
-    """Return a cycle among what lies in one folder: its files, and each folder in it as a whole.
-
-    Every folder of the package is looked at by itself, so at all levels.
-    """
-    running = [each for each in own(found) if not each.for_types]
-    folders = {each.importer.rpartition(".")[0] for each in running}
-
-    def inside_of(folder: str) -> Iterator[tuple[str, str]]:
-        for each in running:
-            pair = (each.importer, each.imported)
-            if all(module.startswith(f"{folder}.") for module in pair):
-                importer, imported = (top(module[len(folder) + 1 :]) for module in pair)
-                yield importer, imported
-
-    return [cycle for folder in sorted(folders) for cycle in cycle_among(inside_of(folder))]
-
-
-def cycle_among(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a cycle of importers and what they import, none where there is none."""
     graph: dict[str, set[str]] = {}
-    for importer, imported in pairs:
-        if importer != imported:
-            graph.setdefault(importer, set()).add(imported)
+    for each in own(found):
+        if each.importer != each.imported:
+            graph.setdefault(each.importer, set()).add(each.imported)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -261,19 +238,15 @@ def cycle_among(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return []
 
 
-RULES: list[Callable[[list[Import]], list[str]]] = [
-    layer_violations,
-    framework_violations,
-    trainer_violations,
-    core_violations,
-    backend_violations,
-    cycle_violations,
-    level_violations,
+Rule = Callable[[list[Import]], list[str]]
+RULES: list[Rule] = [
+    *(layer_violations, framework_violations, trainer_violations),
+    *(core_violations, backend_violations, cycle_violations),
 ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_package_keeps_the_rule(rule: Callable[[list[Import]], list[str]]) -> None:
+def test_the_package_keeps_the_rule(rule: Rule) -> None:
     assert rule(imports_of(PACKAGE)) == []
 
 
@@ -308,23 +281,6 @@ BREAKS = [
         cycle_violations,
         {"core/a.py": "def f():\n    from .b import x", "core/b.py": "from .a import y"},
     ),
-    (
-        level_violations,
-        {
-            "core/a/x.py": "from autoprec.core.b import x",
-            "core/b/x.py": "",
-            "core/b/y.py": "from autoprec.core.a import y",
-            "core/a/y.py": "",
-        },
-    ),
-    (
-        level_violations,  # a file and the folder beside it, some levels down
-        {
-            "backends/torch/apply/a.py": "from autoprec.backends.torch.apply.b import x",
-            "backends/torch/apply/b/x.py": "",
-            "backends/torch/apply/b/y.py": "from autoprec.backends.torch.apply import a",
-        },
-    ),
 ]
 
 KEEPS = {
@@ -335,8 +291,6 @@ KEEPS = {
     "backends/keras/measure/session.py": "import keras, tensorflow, torch\nfrom .. import base",
     "cli/tune.py": "def run():\n    from autoprec.api import tune",
     "core/device/policies.py": "import math\nfrom autoprec.errors import AutoprecError",
-    "core/a/x.py": "if TYPE_CHECKING:\n    from autoprec.core.b import y",
-    "core/b/y.py": "from autoprec.core.a import x",
     "errors.py": "",
     "hardware/observe.py": "import os, pynvml\nfrom autoprec.core import rules",
     "tuning/study.py": "import optuna\nfrom autoprec.backends import base",
@@ -356,16 +310,12 @@ def package_at(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(("rule", "broken"), BREAKS)
-def test_the_rule_sees_a_break(
-    rule: Callable[[list[Import]], list[str]], broken: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_rule_sees_a_break(rule: Rule, broken: dict[str, str], tmp_path: Path) -> None:
     assert rule(imports_of(package_at(tmp_path, {**KEEPS, **broken})))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_rule_accepts_what_is_allowed(
-    rule: Callable[[list[Import]], list[str]], tmp_path: Path
-) -> None:
+def test_the_rule_accepts_what_is_allowed(rule: Rule, tmp_path: Path) -> None:
     assert rule(imports_of(package_at(tmp_path, KEEPS))) == []
 
 
