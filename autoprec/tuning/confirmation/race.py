@@ -142,14 +142,14 @@ def time_race(
     trials: Trials,
     runner: Runner,
     is_late: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
 ) -> TimedRounds:
     """Time the baseline, which comes first, and its rivals, for as long as that is worth it."""
-    last = clock()
+    last = time.monotonic()
 
     def running(finalists: Sequence[Finalist]) -> Collection[int]:
         nonlocal last
-        took, last = clock() - last, clock()
+        now = time.monotonic()
+        took, last = now - last, now
         if is_late():
             return ()
         took = max(took, SPEED.turn_seconds * len(finalists))

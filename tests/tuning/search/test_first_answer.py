@@ -23,7 +23,7 @@ def said(*history: Outcome, rehearsed: bool = False, policies: tuple[Policy, ...
 
 
 PLAIN = ran(Policy.FLOAT32, 32, 100.0)
-CHECKED = ", by a short timing; neither raced nor proven yet"
+CHECKED = ", by a short timing; neither compared in turns nor checked against float32 yet"
 
 
 def test_precision_and_batch_are_told_apart_as_far_as_float32_ran_alike() -> None:
