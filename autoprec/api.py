@@ -98,8 +98,8 @@ def tune(given: Arguments) -> Profile:
 def _tune(given: Arguments, default_output: Path) -> Profile:
     """Tune a task, and write its profile where it is wanted."""
     from autoprec.reporting.notebook import Notebook, in_notebook
-    from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.flow import tuner
     from autoprec.tuning.ranks import check_device_choice
 
     check_device_choice(given.device, given.chosen.nproc)
@@ -124,8 +124,8 @@ def answer_quickly(given: Arguments) -> str:
     written; a later `tune` of the same settings, which it takes, goes on from the trials. Raises as
     `tune` does.
     """
-    from autoprec.tuning import tuner
     from autoprec.tuning.events import silent
+    from autoprec.tuning.flow import tuner
     from autoprec.tuning.ranks import check_device_choice
 
     check_device_choice(given.device, given.chosen.nproc)
@@ -174,8 +174,8 @@ def plan(given: Arguments) -> Plan:
     that need not be here, of the catalogue ("v100"); without it the first device here is taken.
     Nothing is written. The settings are those of `tune`. Raises as `tune` and `probe` do.
     """
-    from autoprec.tuning import plan
     from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.flow import plan
     from autoprec.tuning.job import Target, TuningJob
 
     source, device = given.source, given.device

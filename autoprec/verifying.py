@@ -18,8 +18,8 @@ from autoprec.errors import FrameworkMissing, ProfileMismatch, UsageError
 from autoprec.hardware.probes.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
+from autoprec.tuning.flow.script_verification import ROUNDS, UPDATES
 from autoprec.tuning.options import Options
-from autoprec.tuning.script_verification import ROUNDS, UPDATES
 from autoprec.workers.task_source import TaskSource, read_source
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def verify(
     `listener` is called with every event. Raises `ProfileMismatch` if the profile is for another
     device, and as `tune` does for what is wrong with the task.
     """
-    from autoprec.tuning import verification
     from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.flow import verification
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.ranks import check_device_choice, peers_of
 
@@ -145,8 +145,8 @@ def verify_script(
     profile.
     """
     from autoprec.tuning.events import silent
-    from autoprec.tuning.script_verification import ScriptJob
-    from autoprec.tuning.script_verification import verify_script as run_in_turns
+    from autoprec.tuning.flow.script_verification import ScriptJob
+    from autoprec.tuning.flow.script_verification import verify_script as run_in_turns
 
     made = profile if isinstance(profile, Profile) else load_profile(profile)
     source = read_source(

@@ -42,8 +42,8 @@ SUBJECTS: dict[str, Subject] = {
         entries=(
             "benchmarks/overhead/torch_steps.py",
             "benchmarks/overhead/keras_steps.py",
-            "autoprec/backends/keras/apply/surgeon.py",
-            "autoprec/backends/torch/apply/surgeon.py",
+            "autoprec/backends/keras/surgeon.py",
+            "autoprec/backends/torch/surgeon.py",
         ),
         packages=(
             "autoprec/backends/keras/apply",

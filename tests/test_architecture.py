@@ -101,11 +101,15 @@ PUBLIC_NAMES = {
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the importing module and the imported one, by full name."""
+    """One import: the importing module and the imported one, by full name.
+
+    What is imported `for_types` alone is not imported when the program runs.
+    """
 
     importer: str
     imported: str
     line: int
+    for_types: bool = False
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
@@ -125,23 +129,33 @@ def imports_of(root: Path) -> list[Import]:
     """Return every import in the package, those inside functions included."""
     modules = modules_of(root)
     return [
-        Import(name, imported, line)
+        Import(name, imported, node.lineno, node in for_types)
         for name, path in modules.items()
-        for imported, line in _imports(name, path, modules)
+        for tree in [ast.parse(path.read_text(encoding="utf-8"))]
+        for for_types in [set(_nodes_for_types(tree))]
+        for imported, node in _imports(name, path, tree, modules)
     ]
 
 
-def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[str, int]]:
+def _nodes_for_types(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from (inner for line in node.body for inner in ast.walk(line))
+
+
+def _imports(
+    name: str, path: Path, tree: ast.AST, modules: dict[str, Path]
+) -> Iterator[tuple[str, ast.stmt]]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")[: len(package.split(".")) - max(node.level - 1, 0)]
             base = ".".join([*(parents if node.level else []), *filter(None, [node.module])])
             for alias in node.names:  # `from package import module` imports the module
                 full = f"{base}.{alias.name}"
-                yield (full if full in modules else base), node.lineno
+                yield (full if full in modules else base), node
 
 
 def top(imported: str) -> str:
@@ -224,18 +238,15 @@ def cycle_violations(found: list[Import]) -> list[str]:
     return []
 
 
-RULES: list[Callable[[list[Import]], list[str]]] = [
-    layer_violations,
-    framework_violations,
-    trainer_violations,
-    core_violations,
-    backend_violations,
-    cycle_violations,
+Rule = Callable[[list[Import]], list[str]]
+RULES: list[Rule] = [
+    *(layer_violations, framework_violations, trainer_violations),
+    *(core_violations, backend_violations, cycle_violations),
 ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_package_keeps_the_rule(rule: Callable[[list[Import]], list[str]]) -> None:
+def test_the_package_keeps_the_rule(rule: Rule) -> None:
     assert rule(imports_of(PACKAGE)) == []
 
 
@@ -299,16 +310,12 @@ def package_at(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(("rule", "broken"), BREAKS)
-def test_the_rule_sees_a_break(
-    rule: Callable[[list[Import]], list[str]], broken: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_rule_sees_a_break(rule: Rule, broken: dict[str, str], tmp_path: Path) -> None:
     assert rule(imports_of(package_at(tmp_path, {**KEEPS, **broken})))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_rule_accepts_what_is_allowed(
-    rule: Callable[[list[Import]], list[str]], tmp_path: Path
-) -> None:
+def test_the_rule_accepts_what_is_allowed(rule: Rule, tmp_path: Path) -> None:
     assert rule(imports_of(package_at(tmp_path, KEEPS))) == []
 
 

@@ -27,7 +27,7 @@ from autoprec.workers.task_source import TaskSource
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import UsageError
-from autoprec.tuning import tuner
+from autoprec.tuning.flow import tuner
 from autoprec.tuning.options import Options
 from benchmarks.report.settings import settings
 from pathlib import Path

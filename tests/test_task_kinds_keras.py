@@ -18,7 +18,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.profiles import load_profile
-from autoprec.tuning import verification
+from autoprec.tuning.flow import verification
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -1,4 +1,4 @@
-"""`autoprec tune`: measure recipes, prove the fast one, write a profile."""
+"""`autoprec tune`: measure recipes, check the fastest against float32, write a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autoprec.workers.task_source import TaskSource
 
 _DESCRIPTION = """\
-Train a model for a few steps with each plausible precision, batch size and other settings, prove
+Train a model for a few steps with each plausible precision, batch size and other settings, check
 that the fastest recipe trains like float32, and write it with its evidence to a profile.
 
 FILE.py is a training script, as it is: it runs up to its own call of Lightning's or Keras's fit or
@@ -252,7 +252,8 @@ def _quick(arguments: argparse.Namespace, options: Options) -> int:
     print(said)
     print(
         "no profile was written, only the trials are kept: the same command without --quick goes "
-        "on from them, then races the fastest recipes and proves the winner"
+        "on from them, then times the fastest recipes in turns and checks the winner against "
+        "float32"
     )
     return 0
 

@@ -25,8 +25,8 @@ examples:
   autoprec verify model.profile.yaml --json          # for CI
   autoprec verify model.profile.yaml --checkpoint last.pt   # at weights that trained for a while
 
-Times the recipe and float32 in alternation again, and proves the first steps again. Run it after an
-upgrade of a driver or a framework.
+Times the recipe and float32 in alternation again, and compares their first steps again. Run it
+after an upgrade of a driver or a framework.
 
 exit codes: 0 every claim holds (or is unresolved, which is said), 1 the task fails,
 2 not a profile, 4 the profile does not fit this device, 5 a claim fails
@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the `verify` subcommand."""
     parser = subparsers.add_parser(
         "verify",
-        help="measure and prove a profile's recipe again",
+        help="measure a profile's recipe and check it against float32 again",
         description="Say whether the claims of a profile still hold on this machine.",
         epilog=_EXAMPLES,
     )
@@ -75,7 +75,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_setting(
         parser,
         "checkpoint",
-        "prove it from the weights in this file: those that its tuning started from, or a later "
+        "check it from the weights in this file: those that its tuning started from, or a later "
         "checkpoint of the training",
     )
     parser.add_argument(

@@ -29,8 +29,8 @@ from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError, TrialFailure
 from autoprec.fleet.journals import read_journal
 from autoprec.fleet.messages import Journal, Message, Request, to_line
-from autoprec.tuning import tuner
 from autoprec.tuning.events import Event, Progress
+from autoprec.tuning.flow import tuner
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.ranks import peers_of

@@ -56,7 +56,7 @@ class AttachedProfile(ChosenProfile):
         the trained model is never called itself. What is attached to the same model already stays.
         """
         from autoprec.backends.torch.apply.roots import find_root, recipe_paths
-        from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+        from autoprec.backends.torch.surgeon import TorchSurgeon
 
         device = registry.load(FRAMEWORK).device_of(model)
         chosen = self.choose(device)

@@ -11,7 +11,7 @@ from autoprec.core.watch_settings import check_settings
 
 if TYPE_CHECKING:
     from autoprec.backends.torch.apply.attached import AttachedRecipe
-    from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+    from autoprec.backends.torch.surgeon import TorchSurgeon
 
 
 class Checks:

@@ -112,6 +112,11 @@ def _caveat(profile: Profile) -> str:
     return "" if pays else "lower precision brings no gain here; "
 
 
+def further_lines(profile: Profile) -> list[str]:
+    """Return the lines below the closing sentence: the gain's parts, the batch, the ranks."""
+    return [*part_lines(profile), *filter(None, (batch_line(profile), communication_line(profile)))]
+
+
 def part_lines(profile: Profile) -> list[str]:
     """List each part of the gain with its interval and both sides; nothing if there is only one."""
     evidence = profile.evidence

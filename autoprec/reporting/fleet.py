@@ -26,8 +26,7 @@ _WIDTH = 140
 class FleetTerminal:
     """Shows the tunings of several types on stderr, each line with the name of its type."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self) -> None:
         self._terminals: dict[str, Terminal] = {}
 
     def __call__(self, name: str, event: Event) -> None:
@@ -35,7 +34,7 @@ class FleetTerminal:
         if isinstance(event, Finished):
             return  # the table at the end has every result
         if name not in self._terminals:
-            stream = _Prefixed(self._stream, f"{name}: " if name else "")
+            stream = _Prefixed(sys.stderr, f"{name}: " if name else "")
             console = Console(file=stream, highlight=False, width=_WIDTH)  # type: ignore[arg-type]
             self._terminals[name] = Terminal(closing=False, console=console)
         self._terminals[name](event)

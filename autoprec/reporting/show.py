@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoprec.core.profile import Profile
-from autoprec.reporting.closing_sentence import (
-    batch_line,
-    closing_sentence,
-    communication_line,
-    part_lines,
-)
+from autoprec.reporting.closing_sentence import closing_sentence, further_lines
 from autoprec.reporting.flags import with_flags
 from autoprec.reporting.text import printable, rate_text, seconds_text
 
@@ -24,8 +19,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     evidence, device = profile.evidence, profile.device
     yield f"{profile.task.file}: {profile.describe_recipe()}"
     yield closing_sentence(profile)
-    yield from part_lines(profile)
-    yield from filter(None, [batch_line(profile), communication_line(profile)])
+    yield from further_lines(profile)
     yield f"numerics: {evidence.parity.verdict}: {evidence.parity.reason}"
     if evidence.chosen.step_seconds:
         rate, step = evidence.chosen.samples_per_second, evidence.chosen.step_seconds

@@ -20,12 +20,7 @@ from autoprec.core.profile import REHEARSAL_NOTE
 from autoprec.core.recipe_words import describe_point, describe_recipe
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.reporting.closing_sentence import (
-    batch_line,
-    closing_sentence,
-    communication_line,
-    part_lines,
-)
+from autoprec.reporting.closing_sentence import closing_sentence, further_lines
 from autoprec.reporting.explain import explain_table, in_float32, operators_table
 from autoprec.reporting.flags import with_flags
 from autoprec.reporting.status_line import StatusLine, time_left_text
@@ -172,10 +167,8 @@ class Terminal:
         if not event.from_study:
             self._say(_costs(event), "dim")
         self._say(closing_sentence(event.profile), "bold")
-        made = event.profile
-        for line in (*part_lines(made), batch_line(made), communication_line(made)):
-            if line:
-                self._say(line)
+        for line in further_lines(event.profile):
+            self._say(line)
         if self._profiled is not None and self._show_speeds:
             operators, recipe = self._profiled.operators, self._profiled.recipe
             self._say(f"slowest operators of a step under {describe_recipe(recipe)}:")

@@ -242,7 +242,10 @@ class Options:
         above=MIN_STEPS - 1,
         expected=f"{MIN_STEPS} or more: fewer steps are no training that could be compared",
         new="result",
-    ).says("maximum steps of a proof (default: 8, 30, 120 or 480, by the cost of a float32 step)")
+    ).says(
+        "most steps of the check against float32, the proof (default: 8, 30, 120 or 480, by the "
+        "cost of a float32 step)"
+    )
     proof_seconds: float | None = _proof(None, "S", above=0, new="result").says(
         "choose the steps of a proof so that it takes about this many seconds at most (default: 60)"
     )

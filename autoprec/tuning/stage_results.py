@@ -18,7 +18,7 @@ from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.selection import Choice, Finalist
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.search.trials import Measured, Trials, typical_measurement
+from autoprec.tuning.trials import Measured, Trials, typical_measurement
 
 REFERENCE = Verdict(verdict="equal", reason="float32 is the reference itself")
 

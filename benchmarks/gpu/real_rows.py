@@ -18,9 +18,10 @@ import torch
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.matmul_timing import ProductBudget, time_product
+from autoprec.backends.torch import devices
 from autoprec.backends.torch.apply.float8_linear import float8_obstacle
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
-from autoprec.backends.torch.measure import devices, flops
+from autoprec.backends.torch.measure import flops
 from autoprec.backends.torch.measure.matmul_timing import TorchArithmetic, open_device
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import DType

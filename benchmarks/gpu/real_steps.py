@@ -20,10 +20,10 @@ from torch import nn
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.process_memory import peak_resident_bytes, reset_peak_resident
+from autoprec.backends.torch import devices
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.dtypes import autocast_dtype
-from autoprec.backends.torch.measure import devices
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.train import task_runner
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout
 from benchmarks.gpu.real_models import Way

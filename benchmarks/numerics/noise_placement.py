@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from autoprec.backends.shared.tracer import ComparisonTracer, batch_seed
-from autoprec.backends.torch.trace.model_state import RELATIVE_NOISE, gradient_error
+from autoprec.backends.torch.train.model_state import RELATIVE_NOISE, gradient_error
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.traces import NoisyStep

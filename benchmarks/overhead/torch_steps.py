@@ -30,9 +30,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.devices import synchronize
 from autoprec.backends.torch.dtypes import autocast_dtype
-from autoprec.backends.torch.measure.devices import synchronize
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.speed.noise import paired_ratio

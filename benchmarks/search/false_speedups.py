@@ -36,9 +36,9 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import times
 from autoprec.core.profile import Profile
 from autoprec.core.ratio import Ratio
+from autoprec.tuning.flow.tuner import tune
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.tuner import tune
 from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import FRAMEWORKS, RESULTS, TASKS
 

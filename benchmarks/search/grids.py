@@ -26,9 +26,9 @@ from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
+from autoprec.tuning.flow.preflight import describe_once
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import describe_once
 from autoprec.tuning.search.task_space import build_space
 from autoprec.tuning.study.study import Study
 from autoprec.workers.runner import Runner, run_trial

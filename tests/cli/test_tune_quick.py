@@ -24,7 +24,9 @@ def test_it_says_what_leads_and_the_tuning_goes_on_from_its_trials(
     assert code == 0
     answer, then = out.splitlines()
     assert answer.startswith("so far: mixed_bfloat16, batch ")
-    assert answer.endswith("by a short timing; neither raced nor proven yet")
+    assert answer.endswith(
+        "by a short timing; neither compared in turns nor checked against float32 yet"
+    )
     assert then.startswith("no profile was written")
     assert "comparison" not in err
     assert "proof" not in err

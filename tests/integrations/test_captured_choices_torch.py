@@ -17,9 +17,9 @@ from autoprec import Policy, Recipe, probe
 from autoprec.core.device.policies import propose
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.tuning.events import silent
+from autoprec.tuning.flow.preflight import describe, load_task
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import describe, load_task
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.tuning.search.task_space import build_space, refusals_for_task
 from autoprec.workers.runner import RemoteTracer

@@ -353,7 +353,7 @@ from autoprec.backends.shared import matmul_timing as products
 from autoprec.core.device.merging import with_measurements
 
 products._command = lambda framework, device, dtypes: [sys.executable, "-c", (
-    "import json, torch; from autoprec.backends.torch.measure.devices import resolve_device; "
+    "import json, torch; from autoprec.backends.torch.devices import resolve_device; "
     "device = torch.device('%s'); resolve_device(device); found = torch.get_device_module(device); "
     "name = found.get_device_name(torch.empty(1, device=device).device); "
     "print(json.dumps({'error': f'{found.device_count()} {name}'}))" % device)]

@@ -130,7 +130,7 @@ def test_a_gpu_that_nvml_does_not_show_is_taken_by_torchs_word(tuned: Any) -> No
 
 OWN_CACHE = """
 import torch
-from autoprec.backends.torch.measure import devices
+from autoprec.backends.torch import devices
 
 device, mib = torch.device("cuda:0"), 2**20
 held = torch.empty(150 * mib, dtype=torch.uint8, device=device)

@@ -16,7 +16,6 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
     PreflightResult,
@@ -24,6 +23,7 @@ from autoprec.tuning.stage_results import (
     SearchResult,
     TuningResult,
 )
+from autoprec.tuning.trials import Trials
 
 BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16)
 SPACE = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), (8, 16, 32, 64, 128), compile=(False, True))

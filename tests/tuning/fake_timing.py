@@ -22,7 +22,6 @@ from autoprec.tuning.confirmation.interleaved_timing import (
 from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import silent
-from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,
@@ -32,6 +31,7 @@ from autoprec.tuning.stage_results import (
     SearchResult,
 )
 from autoprec.tuning.time_limit import Deadline
+from autoprec.tuning.trials import Trials
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 SPACE = Space(

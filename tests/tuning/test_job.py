@@ -16,10 +16,10 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.events import Event, Note
+from autoprec.tuning.flow.tuner import with_memory
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.time_limit import Deadline
-from autoprec.tuning.tuner import with_memory
 from autoprec.workers.cpu_contention import PATIENCE_SECONDS
 from autoprec.workers.task_source import TaskSource
 

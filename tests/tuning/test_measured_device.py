@@ -15,9 +15,9 @@ from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.merging import with_measurements
 from autoprec.core.dtypes import DType
 from autoprec.tuning.events import Event, Stage
+from autoprec.tuning.flow.preflight import measure_device
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import measure_device
 from autoprec.tuning.study.study import Study
 from autoprec.workers.task_source import TaskSource
 

@@ -20,12 +20,12 @@ from autoprec.core.device.probe_result import MachineObservation, Unusable
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
 from autoprec.reporting.plan import print_plan
-from autoprec.tuning import plan as planning
-from autoprec.tuning import tuner
 from autoprec.tuning.events import Event, Note
+from autoprec.tuning.flow import plan as planning
+from autoprec.tuning.flow import tuner
+from autoprec.tuning.flow.preflight import load_task
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import load_task
 from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_source import TaskSource

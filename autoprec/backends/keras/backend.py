@@ -127,6 +127,6 @@ class KerasBackend:
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""
-        from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+        from autoprec.backends.keras.surgeon import KerasSurgeon
 
         return KerasSurgeon()

@@ -15,8 +15,8 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
+from autoprec.backends.torch import xpu_devices
 from autoprec.backends.torch.capabilities import CAPABILITIES
-from autoprec.backends.torch.measure import xpu_devices
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
@@ -54,19 +54,19 @@ class TorchBackend:
 
     def built_for(self) -> Iterable[DeviceKind]:
         """See `Backend.built_for`."""
-        from autoprec.backends.torch.measure.devices import built_for
+        from autoprec.backends.torch.devices import built_for
 
         return built_for()
 
     def observe(self, device: str) -> Observation | None:
         """Return the properties torch knows of a CUDA, ROCm or Intel GPU."""
-        from autoprec.backends.torch.measure import devices
+        from autoprec.backends.torch import devices
 
         return devices.observe(devices.resolve_device(device))
 
     def memory(self, device: str) -> DeviceMemory | None:
         """Read what is free on an accelerator from its own module of torch."""
-        from autoprec.backends.torch.measure import devices
+        from autoprec.backends.torch import devices
 
         found = devices.resolve_device(device)
         free = devices.free_bytes(found)
@@ -122,6 +122,6 @@ class TorchBackend:
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""
-        from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+        from autoprec.backends.torch.surgeon import TorchSurgeon
 
         return TorchSurgeon()

@@ -28,7 +28,7 @@ from autoprec.core.statistics import median
 from autoprec.tuning.confirmation.sessions import Sessions
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.search.trials import Measured
+from autoprec.tuning.trials import Measured
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.runner import Runner
 

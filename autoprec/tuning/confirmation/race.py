@@ -27,10 +27,10 @@ from autoprec.tuning.confirmation.interleaved_timing import (
 from autoprec.tuning.confirmation.sessions import FinalistFailed, raise_baseline_failed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.search.trials import Measured, Trials
 from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
+from autoprec.tuning.trials import Measured, Trials
 from autoprec.workers.runner import Runner, raise_unrelated
 
 #: The race's name among what a study keeps.
@@ -142,14 +142,14 @@ def time_race(
     trials: Trials,
     runner: Runner,
     is_late: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
 ) -> TimedRounds:
     """Time the baseline, which comes first, and its rivals, for as long as that is worth it."""
-    last = clock()
+    last = time.monotonic()
 
     def running(finalists: Sequence[Finalist]) -> Collection[int]:
         nonlocal last
-        took, last = clock() - last, clock()
+        now = time.monotonic()
+        took, last = now - last, now
         if is_late():
             return ()
         took = max(took, SPEED.turn_seconds * len(finalists))

@@ -9,7 +9,7 @@ from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.consistency import RecipeRates, find_inconsistencies
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.search.trials import Trials
+from autoprec.tuning.trials import Trials
 
 
 def searched_ratio(trials: Trials, recipe: Recipe, baseline: Recipe) -> Ratio | None:

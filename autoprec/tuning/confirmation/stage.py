@@ -47,7 +47,6 @@ from autoprec.tuning.confirmation.search_comparison import (
 from autoprec.tuning.confirmation.sessions import FinalistFailed, raise_baseline_failed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.search.trials import Measured, typical_measurement
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,
@@ -57,6 +56,7 @@ from autoprec.tuning.stage_results import (
     SearchResult,
 )
 from autoprec.tuning.time_limit import CONFIRMATION_SHARE
+from autoprec.tuning.trials import Measured, typical_measurement
 from autoprec.workers.runner import Runner, raise_unrelated
 
 

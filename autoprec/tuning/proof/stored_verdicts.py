@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
 from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
@@ -21,8 +21,8 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.needed_islands import recall_needed, with_needed_islands
 from autoprec.tuning.options import Options
+from autoprec.tuning.proof.needed_islands import recall_needed, with_needed_islands
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
 from autoprec.tuning.study.study import Study
@@ -40,31 +40,18 @@ from autoprec.workers.runner import (
 _NOT_OF_PROOFS = ("attribute", "baseline", "search_limit", "trials")
 
 
-class StoredProofLengths(MutableMapping[str, ProofLength]):
+class StoredProofLengths(UserDict[str, ProofLength]):
     """How long a study's proofs are, by batch, so that a resumed tuning's are as long."""
 
     def __init__(self, study: Study, options: Options) -> None:
+        super().__init__()
         self._study = study
         self._name = f"proof lengths:{options.proof_seconds!r}:{options.time_limit!r}"
-
-    def _all(self) -> dict[str, tuple[int, int]]:
-        return dict(self._study.notes().get(self._name, {}))
-
-    def __getitem__(self, batch: str) -> ProofLength:
-        return ProofLength(*self._all()[batch])
+        self.data = study.recall(self._name, dict[str, ProofLength]) or {}
 
     def __setitem__(self, batch: str, length: ProofLength) -> None:
-        kept = {batch: (length.steps, length.batch_size)}
-        self._study.remember(self._name, self._all() | kept)
-
-    def __delitem__(self, batch: str) -> None:
-        self._study.remember(self._name, {b: n for b, n in self._all().items() if b != batch})
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
+        super().__setitem__(batch, length)
+        self._study.remember(self._name, self.data)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from autoprec.core.speed.space import BATCH, point_key
 from autoprec.tuning.events import Note
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.loop import Search
-from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.study.study import Study
+from autoprec.tuning.trials import Trials
 from autoprec.workers.runner import Runner
 
 

@@ -22,7 +22,7 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status, ran, setup_seconds
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.needed_islands import (
+from autoprec.tuning.proof.needed_islands import (
     find_needed_islands,
     may_need_islands,
     with_needed_islands,

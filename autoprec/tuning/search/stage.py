@@ -14,9 +14,9 @@ from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.loop import Search, outcome_at
 from autoprec.tuning.search.task_space import baseline_point
-from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import PreflightResult, SearchResult
 from autoprec.tuning.study.study import Study
+from autoprec.tuning.trials import Trials
 from autoprec.workers.runner import Runner
 
 
@@ -95,4 +95,7 @@ def first_answer(search: SearchResult, policies: Collection[Policy] = ()) -> str
         ratio = about_times(leader.rate / baseline.rate)
         said.append(f"about {ratio} the samples/s of {describe_batch_of(search.baseline)}")
     how_fast = " and ".join(said) or f"the fastest of {len(trials.history)} tried"
-    return f"so far: {name}, {how_fast}, by a short timing; neither raced nor proven yet"
+    return (
+        f"so far: {name}, {how_fast}, by a short timing; neither compared in turns nor checked "
+        "against float32 yet"
+    )

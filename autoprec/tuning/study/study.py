@@ -170,10 +170,6 @@ class Study:
         except DecodeError:
             return None
 
-    def notes(self) -> Mapping[str, Any]:
-        """Return everything that was kept, as plain values."""
-        return dict(self._notes.user_attrs)
-
 
 def distributions_of(levels: Mapping[str, tuple[KnobValue, ...]]) -> dict[str, Any]:
     """Return Optuna's distribution of each factor of a search."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.precision import Precision
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 

@@ -17,7 +17,7 @@ from torch import nn
 from autoprec import Policy, Recipe, apply_profile, load_profile
 from autoprec.backends import registry
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.measure import devices
+from autoprec.backends.torch import devices
 from autoprec.backends.torch.train.task_runner import move
 from autoprec.core.recipe import LossScale
 

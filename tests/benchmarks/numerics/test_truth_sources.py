@@ -63,7 +63,7 @@ def test_no_truth_imports_what_is_judged_by_it(part: str, framework: str) -> Non
 
 def test_the_judge_would_be_found() -> None:
     found = judging(imported_by("benchmarks/numerics/noise_placement.py"))
-    assert "autoprec.backends.torch.trace.model_state" in found
+    assert "autoprec.backends.torch.train.model_state" in found
     assert "autoprec.tuning.proof.recipe_proof" in found
     assert "benchmarks.numerics.judge" in found
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.backend import TorchBackend
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take narrow layers for wide ones, and Dynamo alone for the compiler."""
     monkeypatch.setattr("autoprec.core.speed.float8.SMALLEST_WIDTH", WIDTH)
     surgeon = TorchSurgeon(compile_backend="eager")
-    monkeypatch.setattr("autoprec.backends.torch.apply.surgeon.TorchSurgeon", lambda: surgeon)
+    monkeypatch.setattr("autoprec.backends.torch.surgeon.TorchSurgeon", lambda: surgeon)
 
 
 class Net(nn.Module):

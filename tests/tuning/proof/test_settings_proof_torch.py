@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply import surgeon
+from autoprec.backends.torch import surgeon
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe

@@ -22,7 +22,6 @@ from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.options import Options
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import ProofAttempt
-from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import (
     REFERENCE,
     FinalistLost,
@@ -32,6 +31,7 @@ from autoprec.tuning.stage_results import (
     SearchResult,
 )
 from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
+from autoprec.tuning.trials import Trials
 from tests.core.device.test_policies import facts as device
 
 F32, BF16, F16 = Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16

@@ -7,7 +7,7 @@ import pytest
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.errors import UsageError
 from autoprec.tuning.options import Options
-from tests.tuning.test_preflight import built
+from tests.tuning.flow.test_preflight import built
 
 
 @pytest.mark.parametrize(

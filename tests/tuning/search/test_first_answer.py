@@ -8,8 +8,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.search.stage import first_answer
-from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import SearchResult
+from autoprec.tuning.trials import Trials
 from tests.tuning.fake_results import SPACE, TASK
 
 
@@ -23,7 +23,7 @@ def said(*history: Outcome, rehearsed: bool = False, policies: tuple[Policy, ...
 
 
 PLAIN = ran(Policy.FLOAT32, 32, 100.0)
-CHECKED = ", by a short timing; neither raced nor proven yet"
+CHECKED = ", by a short timing; neither compared in turns nor checked against float32 yet"
 
 
 def test_precision_and_batch_are_told_apart_as_far_as_float32_ran_alike() -> None:

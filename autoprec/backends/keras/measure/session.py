@@ -18,7 +18,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply.replicas import for_whole_batches
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import check_compiled
 from autoprec.backends.keras.train.data import batches, count_samples, size_in_bytes, to_tensors

@@ -20,17 +20,17 @@ import numpy as np
 
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.apply.untracked_state import untracked_variables
 from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.keras.trace import magnitudes
-from autoprec.backends.keras.trace.recorded_outputs import (
+from autoprec.backends.keras.train.data import count_samples, size_in_bytes, to_numpy
+from autoprec.backends.keras.train.recorded_outputs import (
     Evaluation,
     Outputs,
     observing_function,
 )
-from autoprec.backends.keras.train.data import count_samples, size_in_bytes, to_numpy
 from autoprec.backends.keras.train.rng import (
     DrawsFromState,
     KerasGenerators,

@@ -17,12 +17,12 @@ import numpy as np
 
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
-from autoprec.backends.keras.trace.recorded_outputs import (
+from autoprec.backends.keras.train.data import to_numpy
+from autoprec.backends.keras.train.recorded_outputs import (
     Outputs,
     observed_step,
     outputs_error,
 )
-from autoprec.backends.keras.train.data import to_numpy
 from autoprec.backends.keras.train.rng import KerasGenerators, same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import state_variables, to_float
 from autoprec.backends.keras.watch.float32_layers import candidates, in_float32, low_units

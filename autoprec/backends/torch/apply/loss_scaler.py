@@ -24,7 +24,7 @@ from torch.amp.grad_scaler import OptState
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
-from autoprec.backends.torch.measure.devices import has_float64
+from autoprec.backends.torch.devices import has_float64
 from autoprec.core.recipe import SMALLEST_SCALE, LossScale
 from autoprec.errors import AutoprecWarning, UsageError
 

@@ -25,6 +25,8 @@ from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.dtypes import LOW_DTYPES
+from autoprec.backends.torch.measure.batch_splitting import splittable
+from autoprec.backends.torch.measure.first_loss_check import check_first_loss
 from autoprec.backends.torch.measure.flops import OUTSIDE
 from autoprec.backends.torch.measure.step_costs import (
     kernels,
@@ -36,9 +38,7 @@ from autoprec.backends.torch.measure.step_costs import (
 )
 from autoprec.backends.torch.measure.watched_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.train.batch_dimension import Samples
-from autoprec.backends.torch.train.batch_splitting import splittable
 from autoprec.backends.torch.train.batch_views import survey
-from autoprec.backends.torch.train.first_loss_check import check_first_loss
 from autoprec.backends.torch.train.task_precision import (
     low_precision,
     noted_autocasts,

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.torch.devices import resolve_device
 from autoprec.backends.torch.dtypes import TORCH_DTYPES
-from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.core.dtypes import DType
 
 

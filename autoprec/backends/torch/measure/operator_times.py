@@ -15,7 +15,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autoprec.backends.torch.measure import devices
+from autoprec.backends.torch import devices
 from autoprec.core.measurement import OperatorTime
 
 _UPDATE = "autoprec.update"

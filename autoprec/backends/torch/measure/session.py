@@ -28,17 +28,17 @@ from autoprec.backends.shared.process_memory import (
 from autoprec.backends.shared.ranks import ALONE
 from autoprec.backends.shared.step_timing import in_rounds, time_steps
 from autoprec.backends.shared.timing_batches import SessionBatches, fetch_representative_batches
+from autoprec.backends.torch import devices
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.process_settings import (
     process_settings_restored,
     read_process_settings,
 )
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.distributed.communication import join
-from autoprec.backends.torch.distributed.wrapping import distribute
-from autoprec.backends.torch.measure import devices
 from autoprec.backends.torch.measure.exposed_communication import CastOnly, exposed_communication
 from autoprec.backends.torch.measure.operator_times import operator_times
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.train.batch_dimension import find_samples
 from autoprec.backends.torch.train.batch_views import size_in_bytes, survey
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout

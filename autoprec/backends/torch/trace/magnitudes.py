@@ -22,7 +22,7 @@ from autoprec.backends.shared.gradient_exponents import (
     weighted_shares,
 )
 from autoprec.backends.torch.apply.float32_islands import has_own_code
-from autoprec.backends.torch.trace.model_state import Snapshot, stored_values
+from autoprec.backends.torch.train.model_state import Snapshot, stored_values
 from autoprec.core.numerics.traces import UnitTrace
 
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")

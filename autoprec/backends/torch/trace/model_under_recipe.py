@@ -24,9 +24,12 @@ from autoprec.backends.shared.trace_framework import (
 from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.dtypes import LOW_DTYPES
+from autoprec.backends.torch.measure.batch_splitting import without_dropout
 from autoprec.backends.torch.trace import magnitudes
-from autoprec.backends.torch.trace.held_snapshot import around, held_generators
-from autoprec.backends.torch.trace.model_state import (
+from autoprec.backends.torch.trace.random_numbers import RandomNumbers
+from autoprec.backends.torch.trace.recorded_outputs import RecordedOutputs
+from autoprec.backends.torch.train.held_snapshot import around, held_generators
+from autoprec.backends.torch.train.model_state import (
     Snapshot,
     add_noise,
     buffer_values,
@@ -37,9 +40,6 @@ from autoprec.backends.torch.trace.model_state import (
     take_snapshot,
     weights,
 )
-from autoprec.backends.torch.trace.random_numbers import RandomNumbers
-from autoprec.backends.torch.trace.recorded_outputs import RecordedOutputs
-from autoprec.backends.torch.train.batch_splitting import without_dropout
 from autoprec.backends.torch.train.rng import (
     generator_states,
     rng_preserved,
@@ -368,7 +368,7 @@ def apply_recipe(
     recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, device: str, task: Task
 ) -> Applied:
     """Apply `recipe` to a model as `apply_profile` would in a loop that has the task at hand."""
-    from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+    from autoprec.backends.torch.surgeon import TorchSurgeon
 
     applied: Applied = TorchSurgeon().apply(
         recipe, model=model, optimizers=(optimizer,), device=device

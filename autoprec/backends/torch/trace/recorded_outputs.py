@@ -16,7 +16,7 @@ from torch import nn
 
 from autoprec.backends.torch.apply.model_changes import COMPILED_CALL
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
-from autoprec.backends.torch.trace.model_state import stored_values
+from autoprec.backends.torch.train.model_state import stored_values
 
 MAX_ELEMENTS = 1 << 22
 """How many elements of one output are kept at most."""

@@ -19,21 +19,9 @@ from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
+from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.distributed.communication import Communication, join
-from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.trace import magnitudes
-from autoprec.backends.torch.trace.held_snapshot import (
-    Held,
-    around,
-    holders_around,
-    put_held,
-    take_held,
-)
-from autoprec.backends.torch.trace.model_state import (
-    gradient_error,
-    restore_snapshot,
-    take_snapshot,
-)
 from autoprec.backends.torch.trace.model_under_recipe import (
     PlainFloat32,
     TorchTrainee,
@@ -44,6 +32,18 @@ from autoprec.backends.torch.trace.recorded_outputs import outputs_error
 from autoprec.backends.torch.trace.repeatable_batches import batch_stream
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
 from autoprec.backends.torch.train.compiling import compiled_throughout
+from autoprec.backends.torch.train.held_snapshot import (
+    Held,
+    around,
+    holders_around,
+    put_held,
+    take_held,
+)
+from autoprec.backends.torch.train.model_state import (
+    gradient_error,
+    restore_snapshot,
+    take_snapshot,
+)
 from autoprec.backends.torch.train.task_runner import (
     build_model,
     build_optimizer,

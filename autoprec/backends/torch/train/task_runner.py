@@ -197,7 +197,7 @@ def batches(
     )
     if task.place is None:
         return drawn
-    from autoprec.backends.torch.distributed.data_shares import own_batches
+    from autoprec.backends.torch.train.data_shares import own_batches
 
     return own_batches(task, task.place, drawn)
 

@@ -23,7 +23,7 @@ from autoprec.backends.torch.apply.held_state import (
 )
 from autoprec.backends.torch.apply.kept_buffers import frozen_in
 from autoprec.backends.torch.apply.tensor_copies import can_be_copied
-from autoprec.backends.torch.trace.held_snapshot import held_generators
+from autoprec.backends.torch.train.held_snapshot import held_generators
 from autoprec.backends.torch.train.rng import TorchGenerators, put_state, state_of
 
 _Copy = tuple[torch.Tensor, torch.Tensor]

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe

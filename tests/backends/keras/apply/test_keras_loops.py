@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from tests.backends.keras.keras_models import OwnTrainStep, Subclassed, compiled, data

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from autoprec.backends.keras.apply.optimizer_attributes import optimizer_attributes, optimizers_of
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from tests.backends.keras.kinds import KINDS, STEPS, WAYS, Gan, Kind, by_batch, compile_kind

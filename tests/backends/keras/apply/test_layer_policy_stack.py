@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoprec.backends.keras.apply.method_hooks import Hook
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from autoprec.backends.keras.apply.method_hooks import Hook
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.apply.train_function import retrace_functions
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError

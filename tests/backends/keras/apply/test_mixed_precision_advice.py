@@ -7,7 +7,7 @@ import pytest
 
 from autoprec.backends.keras.apply.dtype_policies import low_precision
 from autoprec.backends.keras.apply.layer_names import layer_units
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.device.facts import DeviceFacts, DTypeFact
 from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind, Observation

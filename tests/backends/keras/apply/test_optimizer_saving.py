@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from tests.backends.keras.keras_models import compiled, data, eagerly, softmax_net

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.backends.keras.apply.padded_batches import pad_dataset
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 

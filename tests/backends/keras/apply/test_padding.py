@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.method_hooks import InstalledHooks
 from autoprec.backends.keras.apply.padding import pad_layers, padding_obstacle
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
 from tests.backends.keras.keras_models import compiled, data, softmax_net

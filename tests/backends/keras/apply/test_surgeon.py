@@ -11,7 +11,7 @@ from autoprec import apply_profile
 from autoprec.backends.keras.apply.dtype_policies import low_precision
 from autoprec.backends.keras.apply.layer_names import layer_units, resolve_layers
 from autoprec.backends.keras.apply.loss_scale import ScaledOptimizer
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError

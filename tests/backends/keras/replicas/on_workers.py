@@ -14,7 +14,7 @@ from dataclasses import replace
 import keras
 import tensorflow as tf
 
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 from tests.backends.keras.keras_models import data, softmax_net

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from autoprec import apply_profile
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.measure.session import KerasSession
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee
 from autoprec.backends.keras.train.compiling import compile_obstacle
 from autoprec.backends.protocol import Task

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autoprec.backends.keras.apply.replicas import for_whole_batches, refuse_keras_distribution
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.errors import UsageError
 from tests.backends.keras.replicas.on_replicas import CASES

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from autoprec.backends import registry
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe

@@ -12,8 +12,8 @@ import torch
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.describe import describe
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 from tests.fork_server import ForkServer
@@ -26,7 +26,7 @@ SCRIPT = """
 import resource
 import torch
 from autoprec.backends.torch.measure.describe import describe
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 
 inputs = torch.ones(4096, 8)  # 64 MiB of outputs: more than glibc ever keeps

@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from autoprec.backends.torch.apply import loop_checks
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 from tests.backends.torch.operated import (

@@ -16,8 +16,8 @@ from autoprec.backends.torch.apply.process_settings import (
     process_settings_restored,
     set_process_settings,
 )
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.session import TorchSession
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget

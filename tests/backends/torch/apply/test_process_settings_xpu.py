@@ -12,8 +12,8 @@ from autoprec.backends.torch.apply.process_settings import (
     process_settings_restored,
     set_process_settings,
 )
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.matmul_timing import TorchArithmetic
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.train.task_precision import rounded_products
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoprec.backends.torch.trace.model_state import restore_snapshot, take_snapshot
+from autoprec.backends.torch.train.model_state import restore_snapshot, take_snapshot
 from tests.backends.torch.buffered import samples
 from tests.backends.torch.operated import FLOAT16, adam, apply
 

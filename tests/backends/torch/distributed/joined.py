@@ -23,7 +23,7 @@ from autoprec.workers.rank_group import _free_port
 Work = Callable[[int], dict[str, Any]]
 
 #: What the processes have imported before they are forked: for each anew it takes six seconds.
-PRELOADED = ["autoprec.backends.torch.apply.surgeon", "torch._dynamo", "torch.distributed.fsdp"]
+PRELOADED = ["autoprec.backends.torch.surgeon", "torch._dynamo", "torch.distributed.fsdp"]
 
 
 def start(count: int, work: Callable[..., None], *arguments: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.backends.torch.distributed.wrapping import distribute
+from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.core.recipe import Distributed
 from tests.backends.torch.distributed.joined import on_two_ranks
 from tests.backends.torch.operated import FLOAT16, accumulating, apply, batches

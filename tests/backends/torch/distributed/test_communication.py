@@ -35,7 +35,7 @@ if os.environ.get("RANK") == "1":
 # Rank 1 says that its device has hardly any memory left.
 FULL_DEVICE = """
 import os
-from autoprec.backends.torch.measure import devices
+from autoprec.backends.torch import devices
 devices.limit_memory = lambda device: None
 devices.free_bytes = lambda device: 1000 if os.environ["RANK"] == "1" else 10**12
 """

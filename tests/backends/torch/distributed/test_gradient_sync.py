@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.distributed.sharding import whole
-from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Distributed, Recipe
 from tests.backends.torch.distributed.joined import on_two_ranks

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
+from autoprec.backends.torch import devices
 from autoprec.backends.torch.backend import TorchBackend
-from autoprec.backends.torch.measure import devices
 
 pytestmark = pytest.mark.torch
 

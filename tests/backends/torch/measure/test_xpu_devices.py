@@ -16,9 +16,9 @@ import torch
 
 from autoprec import profile_selection
 from autoprec.backends.protocol import Backend
+from autoprec.backends.torch import devices
 from autoprec.backends.torch.backend import TorchBackend
-from autoprec.backends.torch.measure import devices
-from autoprec.backends.torch.measure.xpu_devices import XpuDevice, find_matching, identify_device
+from autoprec.backends.torch.xpu_devices import XpuDevice, find_matching, identify_device
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.placement import XPU_VARIABLE
 from autoprec.core.device.probe_result import MachineObservation

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from autoprec.backends.shared.tracer import ComparisonTracer
-from autoprec.backends.torch.trace.model_state import (
+from autoprec.backends.torch.trace.tracer import torch_tracer
+from autoprec.backends.torch.train.model_state import (
     restore_snapshot,
     take_snapshot,
 )
-from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError

@@ -10,9 +10,9 @@ import torch._dynamo
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure import session as module
 from autoprec.backends.torch.measure.session import TorchSession
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.backends.torch.train.compiling import NotCompiled, compiled_throughout
 from autoprec.core.recipe import Recipe
@@ -89,7 +89,7 @@ def test_a_proof_traces_compiled_code_however_often_it_builds_the_model(
 ) -> None:
     """Dynamo alone stands for the compiler: its limit is met, whatever makes code of its graphs."""
     surgeon = TorchSurgeon(compile_backend="eager")
-    monkeypatch.setattr("autoprec.backends.torch.apply.surgeon.TorchSurgeon", lambda: surgeon)
+    monkeypatch.setattr("autoprec.backends.torch.surgeon.TorchSurgeon", lambda: surgeon)
     task = Task("t", build, data, loss_fn=nn.functional.mse_loss)
     tracer = torch_tracer(task, device="cpu", seed=0, report=lambda phase, step: None)
     compiled = Recipe(batch_size=4, compile=True)

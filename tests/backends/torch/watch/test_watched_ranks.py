@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from autoprec import apply_profile
+from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.distributed.sharding import whole
-from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.core.recipe import Distributed
 from benchmarks.numerics.late_breaks import BFLOAT16
 from benchmarks.numerics.late_breaks_torch import batches

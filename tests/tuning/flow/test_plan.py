@@ -22,9 +22,9 @@ from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.name_lookup import with_vendor_figures
 from autoprec.reporting.plan import print_plan
 from autoprec.tuning.events import silent
+from autoprec.tuning.flow.plan import plan_for
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.plan import plan_for
 from autoprec.workers.task_source import TaskSource
 
 CUDA = DeviceKind.CUDA

@@ -16,7 +16,7 @@ from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, Stage
-from autoprec.tuning.needed_islands import may_need_islands, recall_needed
+from autoprec.tuning.proof.needed_islands import may_need_islands, recall_needed
 from autoprec.tuning.search import loop as search_loop
 from autoprec.tuning.search.loop import Search
 from autoprec.tuning.search.task_space import baseline_point

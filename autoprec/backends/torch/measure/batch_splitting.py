@@ -32,9 +32,9 @@ from autoprec.backends.torch.measure.step_costs import (
     buffers_preserved,
     try_to_measure,
 )
-from autoprec.backends.torch.trace.held_snapshot import around, held_generators
-from autoprec.backends.torch.trace.model_state import stored_values
 from autoprec.backends.torch.train.batch_dimension import Samples
+from autoprec.backends.torch.train.held_snapshot import around, held_generators
+from autoprec.backends.torch.train.model_state import stored_values
 from autoprec.backends.torch.train.task_runner import (
     batches,
     compute_loss,

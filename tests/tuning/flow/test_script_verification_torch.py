@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoprec.errors import TaskError
-from autoprec.tuning.script_verification import ScriptJob, verify_script
+from autoprec.tuning.flow.script_verification import ScriptJob, verify_script
 from autoprec.workers.task_source import TaskSource
 from tests.core.example_profile import PROFILE
 

@@ -20,9 +20,9 @@ from autoprec.core.recipe import Alignment, Distributed
 from autoprec.core.speed.space import Space, powers_of_two
 from autoprec.errors import UserCodeError
 from autoprec.tuning.events import Event, Note
+from autoprec.tuning.flow.preflight import describe
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import describe
 from autoprec.tuning.search.task_space import baseline_point, build_space, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.task_source import TaskSource

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoprec.backends.torch.trace.model_state import (
+from autoprec.backends.torch.train.model_state import (
     buffer_values,
     restore_snapshot,
     scale_buffers,

@@ -29,8 +29,8 @@ from autoprec.backends.torch.apply.rank_agreement import (
     set_reduction,
     unproven,
 )
-from autoprec.backends.torch.distributed.wrapping import distribute
-from autoprec.backends.torch.measure.devices import resolve_device
+from autoprec.backends.torch.apply.wrapping import distribute
+from autoprec.backends.torch.devices import resolve_device
 from autoprec.backends.torch.watch.watch import Watch, is_watchable
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe

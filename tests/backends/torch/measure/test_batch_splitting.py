@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import spectral_norm
 
-from autoprec.backends.torch.train import batch_splitting
+from autoprec.backends.torch.measure import batch_splitting
 from tests.backends.torch.described import facts
 
 pytestmark = pytest.mark.torch

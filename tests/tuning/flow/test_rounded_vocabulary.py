@@ -12,7 +12,7 @@ import pytest
 from autoprec.core.measurement import Dimension
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.tuning.rounded_vocabulary import (
+from autoprec.tuning.flow.rounded_vocabulary import (
     RoundedVocabulary,
     measure_rounding,
     vocabulary_to_round,

@@ -22,13 +22,13 @@ from autoprec.core.recipe_words import name_recipe
 from autoprec.tuning.confirmation.race import run_race
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import Finished, Note, Profiled, Stage
-from autoprec.tuning.final_study import write_final_study
+from autoprec.tuning.flow.final_study import write_final_study
+from autoprec.tuning.flow.preflight import load_task, run_preflight
+from autoprec.tuning.flow.rounded_vocabulary import measure_rounding
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
-from autoprec.tuning.rounded_vocabulary import measure_rounding
 from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.stage import first_answer, run_search
 from autoprec.tuning.stage_results import (

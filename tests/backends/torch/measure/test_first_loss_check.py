@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.train.first_loss_check import check_first_loss
+from autoprec.backends.torch.measure.first_loss_check import check_first_loss
 from autoprec.errors import TaskError
 
 Batch = tuple[torch.Tensor, torch.Tensor]

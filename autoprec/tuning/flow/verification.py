@@ -24,10 +24,10 @@ from autoprec.tuning.confirmation.interleaved_timing import (
 )
 from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.events import Judged, Note, Stage
+from autoprec.tuning.flow.preflight import load_task
+from autoprec.tuning.flow.tuner import lock, with_memory
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.preflight import load_task
 from autoprec.tuning.proof.recipe_proof import Proof
-from autoprec.tuning.tuner import lock, with_memory
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
 from autoprec.workers.task_digest import source_digest, whole_digest

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autoprec.backends.torch.apply.float32_islands import module_at
 from autoprec.backends.torch.apply.output_layers import find_output_layers
+from autoprec.backends.torch.devices import resolve_device
 from autoprec.backends.torch.distributed.reduction import set_reduce_dtype
 from autoprec.backends.torch.dtypes import TORCH_DTYPES
-from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.errors import UsageError

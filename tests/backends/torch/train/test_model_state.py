@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.backends.torch.trace.model_state import (
+from autoprec.backends.torch.train.model_state import (
     add_noise,
     buffer_values,
     gradient_error,

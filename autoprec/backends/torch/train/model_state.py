@@ -19,7 +19,7 @@ from autoprec.backends.shared.trace_framework import NOISE
 from autoprec.backends.torch.apply.held_state import Root
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import part_like, reshard, whole
-from autoprec.backends.torch.trace.held_snapshot import (
+from autoprec.backends.torch.train.held_snapshot import (
     Held,
     holders_of,
     map_state,

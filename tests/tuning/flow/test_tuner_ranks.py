@@ -17,7 +17,7 @@ from autoprec.core.speed.trial_results import Status
 from autoprec.errors import TaskError
 from autoprec.profiles import load_profile
 from autoprec.tuning.events import Event, TrialFinished
-from tests.tuning.test_tuner import FASTER
+from tests.tuning.flow.test_tuner import FASTER
 
 pytestmark = [
     pytest.mark.usefixtures("unmeasured", "in_process"),

@@ -16,14 +16,14 @@ from autoprec.core.measurement import TaskFacts
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.step_bounds import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.tuning.events import Event, Note, Stage
-from autoprec.tuning.job import Target, TuningJob
-from autoprec.tuning.preflight import (
+from autoprec.tuning.flow.preflight import (
     describe,
     load_task,
     refuse_absent_tf32,
     refuse_cpu_for_missing_accelerator,
     untrainable_reason,
 )
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.ranks import check_engine
 from autoprec.tuning.search.task_space import (
     baseline_point,

@@ -15,9 +15,9 @@ import pytest
 
 from autoprec.core.ratio import Ratio
 from autoprec.errors import TaskError, UsageError
-from autoprec.tuning import script_verification
 from autoprec.tuning.events import Event, Note
-from autoprec.tuning.script_verification import ScriptJob, verify_script
+from autoprec.tuning.flow import script_verification
+from autoprec.tuning.flow.script_verification import ScriptJob, verify_script
 from autoprec.workers.recorded_run import RecordedRun
 from autoprec.workers.task_source import TaskSource
 from tests.core import example_profile

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autoprec.backends.keras.trace import recorded_outputs
-from autoprec.backends.keras.trace.recorded_outputs import (
+from autoprec.backends.keras.train import recorded_outputs
+from autoprec.backends.keras.train.recorded_outputs import (
     Outputs,
     observing_function,
     outputs_error,

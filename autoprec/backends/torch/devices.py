@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE
-from autoprec.backends.torch.measure import xpu_devices
+from autoprec.backends.torch import xpu_devices
 from autoprec.core.device.observation import DeviceKind, Observation, kind_of_framework_device
 
 
