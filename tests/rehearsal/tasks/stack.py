@@ -1,4 +1,4 @@
-"""Four equal blocks with attention over 512 rows, and a classifier; BATCH_SIZE is kept."""
+"""Four blocks with attention over 512 rows, and a classifier; BATCH_SIZE is kept."""
 
 import digits
 from torch import nn
