@@ -92,7 +92,7 @@ def judge_splitting(
 def explain_difference(error: float, index: int) -> str:
     """Say by how much a batch's halves differ from it, and what does that."""
     place, causes = (f" in batch {index}", COUNT_CAUSES) if index else ("", BATCH_CAUSES)
-    return f"two halves' gradients differ from the whole batch's by {error:.1e}{place} ({causes})"
+    return f"two halves' gradients differ from the whole batch's by {error:.2g}{place} ({causes})"
 
 
 def in_batch(reason: str, index: int) -> str:

@@ -53,6 +53,8 @@ _ENGINE_LEVELS: Mapping[Engine, tuple[str, tuple[KnobValue, ...]]] = {
 #: This knob rounds every float32 product of the process, so that no module stays in float32.
 _ROUNDING_KNOB = "implicit_bfloat16"
 
+_LOST_IN_GRAPHS = "a split batch's gradients do not survive the CUDA graphs of that mode"
+
 #: Padding is tried where misaligned modules do at least this share of the matrix products.
 _MIN_MISALIGNED_SHARE = 0.1
 
@@ -194,16 +196,17 @@ def _safe_modes(
     if not graphs:
         return levels
     whole = task.batch_size and batch_of_rank(task.batch_size, job.options.nproc)
-    lost = "a split batch's gradients do not survive the CUDA graphs of that mode"
     against = list(graph_dangers(task))
     if whole is not None and whole not in sizes:
-        against.append(f"{lost}; --batch-sizes {whole} splits none")
+        against.append(f"{_LOST_IN_GRAPHS}; --batch-sizes {whole} splits none")
     if against:
         job.listener(Note(f"knob {COMPILE_MODE}: {graphs} left out: {'; '.join(against)}"))
         return tuple(level for level in levels if level not in GRAPH_MODES)
     if whole is not None and len(sizes) > 1:
         job.listener(
-            Note(f"knob {COMPILE_MODE}: {graphs} tried at batch {whole} alone, for {lost}")
+            Note(
+                f"knob {COMPILE_MODE}: {graphs} tried at batch {whole} alone, for {_LOST_IN_GRAPHS}"
+            )
         )
     return levels
 
@@ -268,6 +271,9 @@ def _against_graphs(
     sizes: Sequence[int],
 ) -> str:
     """Say why CUDA graphs are not tried; "" where they are."""
+    whole = task.batch_size and batch_of_rank(task.batch_size, job.options.nproc)
+    if whole and whole not in sizes:
+        return f"{_LOST_IN_GRAPHS}; --batch-sizes {whole} splits none"
     compiled = _may_compile(job, task, facts)
     return "; ".join(graph_objections(facts, task, policies, max(sizes), compiled=compiled))
 

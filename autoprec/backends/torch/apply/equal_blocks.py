@@ -1,7 +1,8 @@
 """Finds the equal blocks that a model is a stack of: compiled one by one they share one graph.
 
 What the compiler would guard on has to be the same in each: classes, shapes, and the numbers and
-flags that the code may branch on.
+flags that the code may branch on. So have the hooks inside of a block, on which it does not guard:
+the graph of another block would leave them out. A block's own hooks run outside of its graph.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ _FEWEST = 4
 
 #: Of the model's weights, this share must be in the blocks.
 _SMALLEST_SHARE = 0.5
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
@@ -43,7 +46,7 @@ def _size(module: nn.Module) -> int:
 
 def _signature(block: nn.Module) -> Hashable:
     return tuple(
-        (path, type(module), tuple(_plain(module)), tuple(_tensors(module)))
+        (path, type(module), tuple(_plain(module)), tuple(_tensors(module)), _hooks(path, module))
         for path, module in block.named_modules()
     )
 
@@ -57,6 +60,10 @@ def _plain(module: nn.Module) -> Iterator[tuple[str, str]]:
             yield name, repr(value)
         else:
             yield name, str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _hooks(path: str, module: nn.Module) -> Hashable:
+    return tuple(tuple(vars(module).get(kind, {}).values()) for kind in _HOOKS if path)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[Any, ...]]:

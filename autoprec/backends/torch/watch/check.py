@@ -25,7 +25,7 @@ _NOISE_DRAWS = 2
 
 _NOT_REPEATED = (
     "the call cannot be repeated: it reads state that is kept out of sight, or draws random "
-    "numbers elsewhere"
+    "numbers elsewhere, as compiled dropout does"
 )
 
 

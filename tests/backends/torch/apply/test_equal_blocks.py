@@ -169,3 +169,41 @@ def test_a_users_own_compiled_block_is_theirs_again() -> None:
     precision, _ = trained(Recipe(compile=True, knobs=BY_BLOCK), "eager", model)
     precision.restore()
     assert model.blocks[0]._compiled_call_impl is own
+
+
+def doubled(module: nn.Module, given: Any, result: Tensor) -> Tensor:
+    return 2 * result
+
+
+def test_a_block_with_a_hook_inside_is_not_equal_to_others() -> None:
+    """Dynamo guards on no hooks: the graph of another block would leave this one's out."""
+    models = []
+    for recipe in (Recipe(), Recipe(compile=True, knobs=BY_BLOCK)):
+        model = stack(6)
+        model.blocks[0].up.register_forward_hook(doubled)
+        model.blocks[1].register_forward_hook(doubled)  # it runs outside of the block's graph
+        model.blocks[4].up.register_forward_pre_hook(lambda module, given: (-given[0],))
+        assert equal_blocks(model) == names(1, 2, 3, 5)
+        models.append(trained(recipe, "eager", model)[1])
+    for own, other in zip(*(each.parameters() for each in models), strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_blocks_with_the_same_hook_inside_are_equal() -> None:
+    model = stack(5)
+    for block in model.blocks:
+        block.up.register_forward_hook(doubled)
+    assert equal_blocks(model) == names(*range(5))
+
+
+def test_a_forward_of_a_blocks_own_is_called() -> None:
+    """Other code may have put one on the module itself."""
+    models = []
+    for compiled in (True, False):
+        model = stack(5)
+        own = model.blocks[2]
+        own.forward = lambda x, own=own: Block.forward(own, -x)
+        recipe = Recipe(compile=True, knobs=BY_BLOCK) if compiled else Recipe()
+        models.append(trained(recipe, "eager", model)[1])
+    for own, other in zip(*(each.parameters() for each in models), strict=True):
+        torch.testing.assert_close(own, other)
