@@ -99,6 +99,45 @@ def test_a_copy_gives_the_same_wherever_it_was_made(name: str, recipe: Any) -> N
         assert not any(wrapper for each in called.modules() for wrapper in wrappers_on(each))
 
 
+class Normed(nn.Module):
+    """Overflows in float16 where its inputs are large; says in which dtype its layers computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Linear(10, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(inputs)
+        self.computed = (hidden.dtype, self.norm(hidden).dtype)
+        return self.head(self.norm(hidden))
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_copy_that_is_trained_takes_a_profile_of_its_own(made: str) -> None:
+    recipe = replace(FLOAT16, float32_modules=("norm",), alignment=Alignment(8, ("head",)))
+    model, inputs = Normed(), torch.randn(8, 6)
+    copied = copy.deepcopy(model)
+    first = apply(recipe, model, adam(model))
+    if made == "after":
+        copied = copy.deepcopy(model)
+    wrapped = {name: list(map(type, wrappers_on(each))) for name, each in model.named_modules()}
+    own = apply(recipe, copied, adam(copied))
+    for trained, precision in ((model, first), (copied, own), (model, first)):
+        assert precision.backward_and_step(precision.forward(inputs).square().mean())
+        assert trained.computed == (torch.float16, FULL)
+    for name, each in copied.named_modules():
+        assert list(map(type, wrappers_on(each))) == wrapped[name]
+    weights = [each.clone() for each in model.parameters()]
+    before = {name: each.clone() for name, each in copied.named_buffers()}
+    assert not own.backward_and_step(own.forward(inputs * 1e30).square().mean())
+    assert all(torch.equal(each, before[name]) for name, each in copied.named_buffers())
+    assert (own.skipped, first.skipped) == (1, 0)
+    assert all(map(torch.equal, weights, model.parameters()))
+    first.restore()
+    assert own.forward(inputs).dtype == FULL
+    assert copied.computed == (torch.float16, FULL)
+
+
 @pytest.mark.parametrize("other", [nn.Linear(6, 2), nn.Sequential(nn.Linear(6, 2)), Net()])
 def test_another_model_gives_float32_before_and_after_the_models_own_call(other: Any) -> None:
     model, inputs = mlp(), torch.randn(4, 6)
