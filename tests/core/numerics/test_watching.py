@@ -39,6 +39,9 @@ def due(every: int, until: int) -> list[int]:
 def test_checks_double_and_then_come_at_most_so_far_apart() -> None:
     assert due(2000, 10_000) == [1, 100, 200, 400, 800, 1600, 3200, 5200, 7200, 9200]
     assert due(50, 200) == [1, 51, 101, 151]
+    assert due(70, 220) == [1, 71, 141, 211]
+    assert due(98, 300) == [1, 99, 197, 295]
+    assert due(100, 400) == [1, 100, 200, 300, 400]
 
 
 @pytest.mark.parametrize("every", [1, 7, 100, 2000])
@@ -69,6 +72,26 @@ def test_each_number_that_is_too_far_from_float32_is_named(
     assert said in judge(replace(HEALTHY, **changed), (), STRICT)  # type: ignore[arg-type]
 
 
+def test_zeros_are_told_only_where_there_are_some() -> None:
+    told = judge(replace(HEALTHY, gradient=0.8, vanished=0.0), (), STRICT)
+    assert told.endswith("50 % is allowed")
+
+
+def test_the_worst_modules_are_named_first() -> None:
+    lost = {"a": 1.0, "b": 3.0, "c": 2.0}
+    told = judge(replace(HEALTHY, modules=lost), (), STRICT)
+    assert "gradient of b, c, a is 300 % away" in told
+
+
+def test_noise_on_one_module_excuses_no_other() -> None:
+    found = replace(HEALTHY, modules={"a": 1.0})
+    assert "gradient of a" in judge(found, [replace(HEALTHY, modules={"b": 1.0})], STRICT)
+
+
+def test_noise_whose_loss_is_not_known_excuses_no_loss() -> None:
+    assert judge(replace(HEALTHY, loss=0.04), [replace(HEALTHY, loss=None)], STRICT)
+
+
 @pytest.mark.parametrize("number", ["outputs", "loss", "gradient"])
 def test_what_noise_does_to_float32_is_no_fault(number: str) -> None:
     away = {"outputs": 0.6, "loss": 0.04, "gradient": 0.8}[number]
@@ -92,6 +115,19 @@ def test_a_finer_format_is_allowed_less_of_the_noise() -> None:
     found, noise = replace(HEALTHY, loss=0.04), [replace(HEALTHY, loss=0.015)]
     assert judge(found, noise, STRICT) == ""
     assert judge(found, noise, STRICT, roundoff=2.0**-11)
+    assert judged(Policy.MIXED_BFLOAT16, found, noise)[0].problem == ""
+    assert judged(Policy.MIXED_FLOAT16, found, noise)[0].problem
+
+
+def test_a_finer_format_is_allowed_less_of_the_noise_on_a_module() -> None:
+    found, noise = replace(HEALTHY, modules={"a": 0.95}), [replace(HEALTHY, modules={"a": 0.24})]
+    assert judge(found, noise, STRICT) == ""
+    assert judge(found, noise, STRICT, roundoff=2.0**-11)
+
+
+def test_a_coarser_format_is_allowed_no_more_of_the_noise() -> None:
+    found, noise = replace(HEALTHY, loss=0.04), [replace(HEALTHY, loss=0.008)]
+    assert judge(found, noise, STRICT, roundoff=2.0**-7)
 
 
 def test_a_gradient_that_is_rounding_alone_is_not_missed() -> None:
@@ -108,7 +144,8 @@ def test_only_losses_off_to_both_sides_are_another_fault() -> None:
     assert loss.repeats(loss)
     assert not other.repeats(loss)
     assert wrong.repeats(loss)
-    assert replace(other, loss=-0.5).repeats(loss)
+    assert replace(other, loss=-0.21).repeats(loss)
+    assert not replace(other, loss=-0.19).repeats(loss)
     assert not replace(loss, problem="").repeats(None)
 
 
@@ -127,11 +164,20 @@ def test_gradients_are_compared_by_module_and_where_float32_has_any() -> None:
     assert (whole, modules, vanished) == (5 / 13, {"a": 5 / 13}, 1 / 8)
     assert compared_gradients(pairs)[:2] == (math.inf, {"a": 5 / 13, "b": math.inf})
     assert compared_gradients(()) == (0.0, {}, 0.0)
+    nothing = GradientPair("a", 1.0, 0.0, 0, 0)
+    assert compared_gradients([nothing]) == (math.inf, {"a": math.inf}, 0.0)
 
 
 def judged(policy: Policy, found: Difference, noise: object) -> tuple[WatchedStep, bool]:
     judge = StepJudge(policy, lambda: noise)  # type: ignore[arg-type, return-value]
     return judge.judged(WatchedStep(1, 8, 8), found), judge.overflowed
+
+
+def test_a_check_keeps_what_it_found() -> None:
+    step, overflowed = judged(Policy.MIXED_FLOAT16, HEALTHY, None)
+    assert step == WatchedStep(1, 8, 8, outputs=0.01, loss=0.002, gradient=0.03, vanished=0.05)
+    assert not overflowed
+    assert judged(Policy.MIXED_FLOAT16, replace(HEALTHY, loss=None), None)[0].loss is None
 
 
 def test_noise_is_asked_for_where_there_is_doubt_and_what_it_does_not_say_is_said() -> None:
