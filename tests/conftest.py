@@ -249,6 +249,14 @@ class _Names(dict[str, bool]):
 
 
 @pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let surveys and comparisons end with the data, however busy the machine is."""
+    shared = "autoprec.backends.shared"
+    monkeypatch.setattr(f"{shared}.batch_survey.Limits.reached", lambda *_: False)
+    monkeypatch.setattr(f"{shared}.batch_splits._SECONDS", float("inf"))
+
+
+@pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the device's own products untimed, which takes seconds and has its own tests."""
     monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)

@@ -51,7 +51,8 @@ def batches_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, name:
             return _cut(x, lambda: iter(x), name)
     arrays = (x, y) if sample_weight is None else (x, y, sample_weight)
     leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
-    counts = {len(leaf) if hasattr(leaf, "shape") and len(leaf.shape) else 0 for leaf in leaves}
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+    counts = {int(shape[0]) if shape else 0 for shape in shapes}
     if len(counts) != 1 or counts == {0}:
         kinds = ", ".join(type(leaf).__name__ for leaf in leaves)
         raise UsageError(

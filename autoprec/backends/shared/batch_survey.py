@@ -44,21 +44,24 @@ class Limits:
     """How far a survey goes: at most `batches`, in about `seconds`, keeping `kept_bytes`.
 
     It ends early where 4, 8, 16, ... were seen and as many again would take longer than `seconds`:
-    a survey of the same data on a busier machine most likely ends at the same batch. Where loading
-    is very slow it ends after ten times `seconds` in any case.
+    a survey of the same data on a busier machine most likely ends at the same batch. The first
+    batch, which starts workers, and the one that took longest, in which the machine may have done
+    something else, are left out. Where loading is very slow it ends after ten times `seconds`.
     """
 
     batches: int = 400
     seconds: float = 2.0
     kept_bytes: int = 64 * 2**20
 
-    def reached(self, seen: int, first_seconds: float, seconds: float) -> bool:
-        """Say whether to stop after `seen` batches, which took `seconds`."""
-        if seconds > 10 * self.seconds:
+    def reached(self, spans: Sequence[float]) -> bool:
+        """Say whether to stop after batches that took so many seconds each, looks included."""
+        seen = len(spans)
+        if sum(spans) > 10 * self.seconds:
             return True
         if seen < _LEAST_BATCHES or seen.bit_count() > 1:
             return False
-        return seconds + seen * (seconds - first_seconds) / (seen - 1) > self.seconds
+        later = sorted(spans[1:])[:-1]
+        return sum(later) * (1.0 + seen / len(later)) > self.seconds
 
 
 DESCRIBED = Limits()
@@ -248,8 +251,8 @@ def survey_batches(
     looks: list[Look] = []
     seconds: list[float] = []
     kept: _Kept | None = None
+    spans: list[float] = []
     ended = late = False
-    start = time.perf_counter()
     with contextlib.closing(stream):
         while len(looks) < limits.batches and not late:
             asked = time.perf_counter()
@@ -260,9 +263,9 @@ def survey_batches(
             seconds.append(time.perf_counter() - asked)
             if kept is None:
                 kept = _Kept(view_of(batch), limits.kept_bytes)
-                first = time.perf_counter() - start
             looks.append(kept.offer(len(looks), batch))
-            late = limits.reached(len(looks), first, time.perf_counter() - start)
+            spans.append(time.perf_counter() - asked)
+            late = limits.reached(spans)
     assert kept is not None  # a stream without any batch raises the task's error
     return Survey(
         tuple(looks),

@@ -163,6 +163,18 @@ def test_time_ends_a_survey_at_a_number_that_a_busier_machine_gives_too(
         assert len(busier.looks) == count
 
 
+@pytest.mark.parametrize("place", [0, 2, 60])
+def test_one_batch_that_takes_long_does_not_end_a_survey(clock: list[float], place: int) -> None:
+    """A busy machine may do something else for a while."""
+
+    def batches() -> Iterable[Given]:
+        for step in range(100):
+            clock[0] += 5.0 if step == place else 0.001
+            yield 8, 5
+
+    assert len(survey(batches(), Limits(seconds=2.0)).looks) == 100
+
+
 def test_a_loader_that_is_too_slow_is_said_with_how_many_were_seen(clock: list[float]) -> None:
     *_, warning = survey(slow(clock, 1.0, 1.0), Limits(seconds=2.0)).warnings()
     assert "only 4 batches were looked at, for loading one takes 1 s" in warning

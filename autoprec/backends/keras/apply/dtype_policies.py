@@ -21,6 +21,7 @@ from autoprec.backends.keras.apply.layer_policy_stack import (
     own_policy,
 )
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.nested_outputs import to_float32
 from autoprec.backends.keras.apply.preprocessing_layers import input_preparing_layers
 from autoprec.backends.keras.dtypes import dtype_name, is_low
 from autoprec.core.dtypes import Policy
@@ -47,6 +48,17 @@ def keras_name(policy: Policy) -> str:
     return _NAMES[policy]
 
 
+class Float32Penalty(Hook):
+    """A layer's `activity_regularizer`, given its outputs in float32.
+
+    It sums over a whole batch: in float16 the sum overflows where every output is small.
+    """
+
+    def __call__(self, outputs: Any) -> Any:
+        """Return what is added to the loss."""
+        return self.original(to_float32(outputs))
+
+
 class SavedConfig(Hook):
     """A layer's `get_config`, saying the policy it had: a file says what it would without us."""
 
@@ -56,7 +68,14 @@ class SavedConfig(Hook):
 
     def __call__(self) -> dict[str, Any]:
         """Return the layer's configuration; one that says no dtype goes on saying none."""
-        config = dict(self.original())
+        penalty = given = self.layer.activity_regularizer
+        while isinstance(given, Float32Penalty):
+            given = given.original
+        object.__setattr__(self.layer, "activity_regularizer", given)
+        try:
+            config = dict(self.original())
+        finally:
+            object.__setattr__(self.layer, "activity_regularizer", penalty)
         if "dtype" in config and GivenPolicies.of(self.layer) is not None:
             config["dtype"] = keras.dtype_policies.serialize(own_policy(self.layer))
         return config
@@ -124,6 +143,9 @@ class LayerPolicies:
                 former[0].take_back(former[1])
             else:
                 self._hooks.install(layer, "get_config", SavedConfig(layer))
+                if (penalty := layer.activity_regularizer) is not None:
+                    hook = Float32Penalty(penalty)
+                    self._hooks.install(layer, "activity_regularizer", hook)
             self._given[id(layer)] = GivenPolicies.to(layer, name)
 
     def restore(self) -> None:

@@ -50,14 +50,14 @@ class InstalledHooks:
 
 def remove_hook(owner: Any, name: str, hook: Hook) -> None:
     """Remove a hook, even from below others: recipes on shared layers end in any order."""
-    above, found = None, vars(owner).get(name)
+    above, found, method = None, vars(owner).get(name), getattr(type(owner), name, None)
     while found is not hook and isinstance(found, Hook):
         above, found = found, found.original
     if found is not hook:
         return
     if above is not None:
         above.hook_method(hook.original)
-    elif getattr(hook.original, "__func__", None) is getattr(type(owner), name, None):
+    elif method is not None and getattr(hook.original, "__func__", None) is method:
         vars(owner).pop(name)
     else:
         object.__setattr__(owner, name, hook.original)

@@ -56,8 +56,8 @@ class StepGraph:
 
 
 def scope_of(name: str) -> str:
-    """Return the forward scope of an operation's name, without a gradient's prefix."""
-    at = name.find(_GRADIENT)
+    """Return the forward scope of an operation's name, without its gradients' prefixes."""
+    at = name.rfind(_GRADIENT)
     return name[at + len(_GRADIENT) :] if at >= 0 else name
 
 
@@ -106,18 +106,29 @@ def calls_recorded(units: Sequence[LayerUnit], calls: list[LayerCall]) -> Iterat
 @contextmanager
 def unrolled(units: Sequence[LayerUnit]) -> Iterator[None]:
     """Trace recurrent layers step by step, so that the inside of their loops can be seen."""
-    changed = [
-        unit.layer
-        for unit in units
-        if isinstance(unit.layer, keras.layers.RNN) and not unit.layer.unroll
-    ]
-    for layer in changed:
-        layer.unroll = True
+    hooks = InstalledHooks()
+    for unit in units:
+        if isinstance(unit.layer, keras.layers.RNN) and not unit.layer.unroll:
+            hooks.install(unit.layer, "call", _UnrolledCall(unit.layer))
     try:
         yield
     finally:
-        for layer in changed:
-            layer.unroll = False
+        hooks.restore()
+
+
+class _UnrolledCall(Hook):
+    """A recurrent layer's `call`, unrolled where the number of steps is known."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer.call)
+        self.layer = layer
+
+    def __call__(self, sequences: Any, *args: Any, **kwargs: Any) -> Any:
+        self.layer.unroll = sequences.shape[1] is not None
+        try:
+            return self.original(sequences, *args, **kwargs)
+        finally:
+            self.layer.unroll = False
 
 
 def trace_step(model: Any, units: Sequence[LayerUnit], batch: Any) -> StepGraph:
@@ -155,17 +166,23 @@ def flops_by_unit(step: StepGraph) -> dict[str, int]:
 
 
 def _recurrent(call: LayerCall) -> int:
-    """Count three products with every matrix per time step: one forward, two backward."""
+    """Count three products with every matrix per time step: one forward, two backward.
+
+    A convolution's kernel is one at every place of the output.
+    """
     batch, time = call.inputs[0][0] or 1, call.inputs[0][1] or 1
-    weights = sum(
-        int(math.prod(w.shape)) for w in call.unit.layer.trainable_weights if len(w.shape) == 2
+    matrices = (
+        w for w in call.unit.layer.trainable_weights if len(w.shape) > 1 and "bias" not in w.name
     )
-    bias = sum(
-        int(math.prod(w.shape))
-        for w in call.unit.layer.trainable_weights
-        if len(w.shape) == 2 and "bias" in w.name
-    )
-    return 3 * _MULTIPLY_ADD * batch * time * (weights - bias)
+    once = sum(int(math.prod(w.shape)) * _places(call, len(w.shape) - 2) for w in matrices)
+    return 3 * _MULTIPLY_ADD * batch * time * once
+
+
+def _places(call: LayerCall, rank: int) -> int:
+    """Return at how many places of a layer's output a kernel of so many dimensions is applied."""
+    shape = call.outputs[0].shape
+    first = getattr(call.unit.layer, "data_format", "") == "channels_first"
+    return math.prod(shape[len(shape) - rank :] if first else shape[len(shape) - 1 - rank : -1])
 
 
 def product_flops(operation: Any) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from autoprec.backends.keras.train.data import (
     batches,
     count_samples,
+    shape_of,
     size_in_bytes,
     slice_samples,
     to_numpy,
@@ -83,10 +84,10 @@ def _shapes(batch: Any, samples: int) -> dict[str, Shape]:
     """Return the shapes by name, with a dimension left open where it counts samples."""
     found: dict[str, Shape] = {}
     for path, leaf in keras.tree.flatten_with_path(batch):
-        shape = getattr(leaf, "shape", None)
+        shape = shape_of(leaf)
         if shape is None:
             continue
-        lengths = [0 if length is None else int(length) for length in shape]
+        lengths = list(shape)
         if lengths and lengths[0] == samples:
             lengths[0] = SAMPLES
         found[_name(path, batch)] = tuple(lengths)
@@ -106,14 +107,18 @@ def _unlikeness(batch: Any, samples: int) -> tuple[float, ...]:
             slice_samples(batch, samples, 0, half),
             slice_samples(batch, samples, half, samples),
         )
-        one, other = ([*map(to_numpy, _small_leaves(part))] for part in halves)
+        one, other = ([*map(_read, _small_leaves(part))] for part in halves)
         return unlikeness_of(zip(one, other, strict=True))
     return ()
+
+
+def _read(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, np.ndarray) else to_numpy(leaf)
 
 
 def _small_leaves(batch: Any) -> list[Any]:
     return [
         leaf
         for leaf in keras.tree.flatten(batch)
-        if leaf is not None and np.prod(leaf.shape) <= _MOST_COMPARED_ELEMENTS
+        if leaf is not None and np.prod(shape_of(leaf) or ()) <= _MOST_COMPARED_ELEMENTS
     ]

@@ -106,21 +106,29 @@ def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
     floatx = keras.config.floatx()
 
     def prepared(leaf: Any) -> Any:
-        if leaf is None:
-            return None
+        if leaf is None or hasattr(leaf, "flat_values"):
+            return leaf
         array = np.asarray(leaf)
         return array.astype(floatx) if array.dtype == np.float64 else array
 
     arrays = keras.tree.map_structure(prepared, data)
-    samples = next(len(leaf) for leaf in keras.tree.flatten(arrays) if leaf is not None)
+    leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
+    samples = int(leaves[0].shape[0])
     if samples == 0:
         raise TaskError(f"{task.name}: build_data returned arrays without samples")
     order = np.random.permutation(samples)
     for start in range(0, samples, batch_size):
         chosen = order[start : start + batch_size]
-        yield keras.tree.map_structure(
-            lambda leaf, rows=chosen: None if leaf is None else leaf[rows], arrays
-        )
+        yield keras.tree.map_structure(partial(_rows, chosen=chosen), arrays)
+
+
+def _rows(leaf: Any, chosen: Any) -> Any:
+    """Return the chosen samples of an array; a ragged one knows no index but slices."""
+    if leaf is None or not hasattr(leaf, "flat_values"):
+        return None if leaf is None else leaf[chosen]
+    import tensorflow as tf
+
+    return tf.gather(leaf, chosen)
 
 
 def count_samples(task: Task, batch: Any) -> int:
@@ -153,7 +161,7 @@ def _to_tensor(leaf: Any) -> Any:
 
 
 def to_numpy(value: Any) -> Any:
-    """Return a tensor or variable as a NumPy array."""
+    """Return a tensor or variable as a NumPy array; ragged rows are filled up with zeros."""
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
 
 
@@ -163,10 +171,18 @@ def size_in_bytes(batch: Any) -> int:
 
 
 def _bytes(leaf: Any) -> int:
+    if hasattr(leaf, "flat_values"):  # ragged: its rows lie one after another
+        return sum(_bytes(part) for part in (leaf.flat_values, *leaf.nested_row_splits))
+    shape = shape_of(leaf)
+    return 0 if shape is None else int(np.prod(shape)) * item_bytes(leaf.dtype)
+
+
+def shape_of(leaf: Any) -> tuple[int, ...] | None:
+    """Return an array's shape, of a ragged one with its longest rows; None for no array."""
+    if hasattr(leaf, "bounding_shape"):
+        return tuple(leaf.bounding_shape().numpy().tolist())
     shape = getattr(leaf, "shape", None)
-    if shape is None:
-        return 0
-    return int(np.prod([int(n) for n in shape])) * item_bytes(leaf.dtype)
+    return None if shape is None else tuple(int(length) for length in shape)
 
 
 def slice_samples(batch: Any, samples: int, start: int, stop: int) -> Any:

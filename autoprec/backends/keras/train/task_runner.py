@@ -165,7 +165,9 @@ def make_variables(model: Any, batch: Any) -> None:
         if not on_tensorflow() or not _built_of_shapes(model, batch):
             if on_tensorflow():
                 _trace_forward(model, x)
-            model._symbolic_build(data_batch=batch)
+                _built_of_shapes(model, batch)  # else the first step makes what is missing
+            else:
+                model._symbolic_build(data_batch=batch)
         if not model.built:
             model(x)
         if model.optimizer is not None and not model.optimizer.built:

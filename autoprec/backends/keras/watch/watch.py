@@ -16,6 +16,7 @@ import keras
 
 from autoprec.backends.keras.apply.applied_recipe import RECIPE_ATTRIBUTE
 from autoprec.backends.keras.apply.replicas import replica_count
+from autoprec.backends.keras.train.data import shape_of
 from autoprec.backends.keras.watch.check import Check
 from autoprec.backends.keras.watch.float32_layers import candidates
 from autoprec.backends.shared.watching import CheckLog
@@ -139,8 +140,7 @@ class Watch:
 
 def _size(batch: Any) -> int:
     """Return the number of elements in a batch."""
-    shapes = [each.shape for each in keras.tree.flatten(batch) if hasattr(each, "shape")]
-    return sum(math.prod(int(length) for length in shape) for shape in shapes)
+    return sum(math.prod(shape_of(each) or (0,)) for each in keras.tree.flatten(batch))
 
 
 def _shown(iterator: Any, count: int) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autoprec import apply_profile
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
@@ -177,3 +178,62 @@ def test_several_optimizers_have_their_own_scales():
     finally:
         precision.restore()
     assert model.optimizer is not None
+
+
+class Annealed(keras.Model):
+    """Weights its second term by the number of updates so far, which it asks the optimizer for."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(8, activation="tanh")
+        self.norm, self.head = keras.layers.LayerNormalization(), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.head(self.norm(self.hidden(x)))
+
+    def train_step(self, given):
+        x, y = given
+        with tf.GradientTape() as tape:
+            updates = keras.ops.cast(self.optimizer.iterations, "float32")
+            hidden = self.hidden(x)
+            loss = keras.ops.mean(keras.ops.square(self.head(self.norm(hidden)) - y))
+            loss += keras.ops.minimum(1.0, 0.1 * updates) * keras.ops.mean(keras.ops.square(hidden))
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3},
+        {"global_clipnorm": 0.05, "weight_decay": 0.1},
+        {"learning_rate": keras.optimizers.schedules.CosineDecay(0.1, 8)},
+    ],
+    ids=["averaged", "clipped", "scheduled"],
+)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(batch_size=4, accumulation_steps=2),
+        Recipe(batch_size=8, knobs={"steps_per_execution": 4}),
+    ],
+    ids=["accumulated", "executed by four"],
+)
+def test_what_counts_updates_counts_those_of_whole_batches(recipe, optimizer):
+    """In the loss, in the optimizer and in its schedule."""
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    weights = []
+    for given in (Recipe(batch_size=8), recipe):
+        keras.utils.set_random_seed(0)
+        model = Annealed()
+        model(x)
+        model.compile(keras.optimizers.AdamW(**{"learning_rate": 0.01, **optimizer}))
+        with apply_profile(given, model=model) as precision:
+            size = given.batch_size
+            model.fit(x, x[:, :1], batch_size=size, shuffle=False, epochs=2, verbose=0)
+            assert precision.steps == 16
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)

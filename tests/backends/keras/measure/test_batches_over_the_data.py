@@ -17,6 +17,8 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=8)
 WORDS = 20
 
@@ -230,3 +232,79 @@ def test_a_later_batch_that_breaks_the_model_is_a_reason_and_no_error() -> None:
     reason = refused(lambda: weighted_net("sum_over_batch_size"), data)
     assert "two halves could not be compared with their batch: " in reason
     assert reason.endswith(", in batch 11")
+
+
+class Balance(keras.layers.Layer):
+    """Adds a loss for an uneven use of its experts, as mixtures do: shares of the whole batch."""
+
+    def build(self, shape: Any) -> None:
+        self.gate = keras.layers.Dense(4)
+        self.gate.build(shape)
+
+    def call(self, x: Any) -> Any:
+        chances = keras.ops.softmax(self.gate(x))
+        chosen = keras.ops.one_hot(keras.ops.argmax(chances, -1), 4)
+        shares = keras.ops.mean(chances, (0, 1)) * keras.ops.mean(chosen, (0, 1))
+        self.add_loss(4.0 * keras.ops.sum(shares))
+        return x
+
+
+def balanced() -> Any:
+    inputs = keras.Input((6, 4))
+    model = keras.Model(inputs, keras.layers.Dense(1)(Balance()(inputs)))
+    model.compile("sgd", "mse")
+    return model
+
+
+def masked() -> Any:
+    """A recurrent net over time steps of which those of zeros alone are left out."""
+    inputs = keras.Input((6, 4))
+    hidden = keras.layers.GRU(8, return_sequences=True)(keras.layers.Masking()(inputs))
+    model = keras.Model(inputs, keras.layers.TimeDistributed(keras.layers.Dense(1))(hidden))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("build", [balanced, masked])
+def test_shares_of_the_batch_and_masked_time_steps_are_found(build: Callable[[], Any]) -> None:
+    """The first batches hold a sample again and again, of all time steps."""
+
+    def data(batch_size: int) -> Iterator[Any]:
+        for step in range(30):
+            x = np.random.randn(batch_size, 6, 4).astype("float32")
+            x[:] = x if step >= 5 else x[:1]
+            x[np.arange(6) >= np.random.randint(1, 7, (batch_size, 1))] *= step < 5
+            yield x, x[..., :1]
+
+    refused(build, data)
+
+
+class Heads(keras.Model):
+    """Gives a dict of dicts; the loss of one head is a mean over the rare samples of its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(8, "relu")
+        self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1, "sigmoid")
+
+    def call(self, x: Any) -> Any:
+        hidden = self.hidden(x)
+        return {"first": self.first(hidden), "second": {"rare": self.second(hidden)}}
+
+
+def test_a_rare_class_of_one_head_of_several_is_found() -> None:
+    def mean_of_rare(y: Any, found: Any) -> Any:
+        return keras.ops.sum(y * keras.ops.square(1.0 - found)) / (keras.ops.sum(y) + 1e-6)
+
+    def model() -> Any:
+        net = Heads()
+        net.compile("sgd", {"first": "mse", "second": {"rare": mean_of_rare}})
+        return net
+
+    def data(batch_size: int) -> Iterator[Any]:
+        for step in range(60):
+            x = np.random.randn(batch_size, 6).astype("float32")
+            rare = (np.arange(batch_size)[:, None] == 0) * np.float32(step == 41)
+            yield x, {"first": x[:, :1], "second": {"rare": rare}}
+
+    assert "in batch 41" in refused(model, data)

@@ -77,11 +77,33 @@ def over_time():
     )
 
 
+def attending():
+    """Attention over four places of four features, behind a layer: three products each."""
+    inputs = keras.Input((16,))
+    places = layers.Reshape((4, 4))(layers.Dense(16, name="first")(inputs))
+    attended = layers.MultiHeadAttention(2, 2, name="attention")(places, places)
+    return keras.Model(inputs, layers.GroupNormalization(2)(attended))
+
+
+class Forces(Loop):
+    """Trains on the gradient of what it gives: each layer has products of second order."""
+
+    def train_step(self, given):
+        x, y = given
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                energy = tf.reduce_sum(tf.square(self.blocks[1](tf.tanh(self.blocks[0](x)))))
+            loss = tf.reduce_mean(tf.square(inner.gradient(energy, x) - y))
+        gradients = outer.gradient(loss, self.trainable_variables[:4])
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables[:4], strict=True))
+        return {"loss": loss}
+
+
 def count(model):
     x = np.random.default_rng(0).normal(size=(BATCH, 16)).astype("float32")
-    model(x)
     model.compile("sgd", "mse")
-    batch = (tf.constant(x), tf.zeros((BATCH, 16)))
+    batch = (tf.constant(x), tf.zeros_like(model(x)))
     step = trace_step(model, layer_units(model), batch)
     return flops_by_unit(step), sum(product_flops(operation) for operation in step.operations)
 
@@ -96,9 +118,43 @@ def count(model):
         # The forward pass of the whole model and of each layer is computed again.
         (recomputed, {"first": 5, "second": 5, "again": 15}),
         (over_time, {"time_distributed/each": 2 * 4 * 4 * 4 / 256}),
+        (
+            attending,
+            {
+                "first": 2,
+                "attention": 3 * 2 * 2 * 4 * 4 * 2 / 256,
+                **{
+                    f"attention/{part}": 3 * 4 * 4 * 4 / 256
+                    for part in ("query", "key", "value", "attention_output")
+                },
+            },
+        ),
     ],
 )
 def test_the_parts_sum_to_the_step(make, products):
     counted, total = count(make())
     assert sum(counted.values()) == total
     assert {path: flops / PRODUCT for path, flops in counted.items()} == products
+
+
+def test_products_of_a_gradient_of_a_gradient_are_the_layers():
+    counted, total = count(Forces())
+    assert sum(counted.values()) == total
+    assert counted.keys() == {"first", "second"}
+    assert all(flops > 4 * PRODUCT for flops in counted.values())
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_convolutions_inside_a_loop_over_time_are_counted(data_format):
+    """A kernel of 3 x 3 from 2 features to 4 x 4, and one from 4: at 16 places, 5 times."""
+    last = data_format == "channels_last"
+    shape = (5, 4, 4, 2) if last else (5, 2, 4, 4)
+    recurrent = layers.ConvLSTM2D(
+        4, 3, padding="same", return_sequences=True, data_format=data_format, name="recurrent"
+    )
+    model = keras.Sequential([layers.Input(shape), recurrent])
+    model.compile("sgd", "mse")
+    x = tf.zeros((BATCH, *shape))
+    y = tf.zeros((BATCH, *model.output_shape[1:]))
+    counted = flops_by_unit(trace_step(model, layer_units(model), (x, y)))
+    assert counted == {"recurrent": 3 * 2 * BATCH * 5 * 16 * 9 * 16 * (2 + 4)}

@@ -89,9 +89,37 @@ def generator_for_all(batch_size):
     return ENDLESS
 
 
+class Endless(Pieces):
+    """Has no length: its epochs have as many batches as fit is told."""
+
+    def __len__(self):
+        raise TypeError("endless")
+
+    @property
+    def num_batches(self):
+        return None
+
+    def __getitem__(self, index):
+        return super().__getitem__(index % 4)
+
+
+def endless_processes(batch_size):
+    return Endless(batch_size, workers=2, use_multiprocessing=True, max_queue_size=2)
+
+
+def buckets(batch_size):
+    """Batches of samples that are alike, as they fill up, of data that are cached and repeated."""
+    samples = tf.data.Dataset.from_tensor_slices(data(32)).cache().repeat()
+    return samples.bucket_by_sequence_length(
+        lambda x, y: tf.cast(y > 1, tf.int32), [1], [batch_size, batch_size]
+    ).prefetch(tf.data.AUTOTUNE)
+
+
 @pytest.mark.parametrize(
     "build_data",
     [
+        endless_processes,
+        buckets,
         threads,
         processes,
         one_for_all,

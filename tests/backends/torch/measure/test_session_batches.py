@@ -18,7 +18,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 from tests.backends.torch.described import facts
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("unhurried")]
 
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=8)
 

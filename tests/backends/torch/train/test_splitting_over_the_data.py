@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.backends.torch.described import facts
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("unhurried")]
 
 WORDS = 50
 
