@@ -36,7 +36,7 @@ from benchmarks.provenance import machine
 
 BATCH = INPUTS = 8
 UPDATES, LAST = 1000, 100
-NOISE, NOISE_DRAWS = 2.0**-9, 2
+NOISE, NOISE_DRAWS = 2.0**-9, 3
 NOISE_FACTOR, LEAST = 3.0, 0.02
 
 FLOAT32 = Recipe(batch_size=BATCH)

@@ -31,15 +31,21 @@ _SAMPLED = 1024
 class CaughtCall:
     """A call as it was. `gradients` are those of its outputs, by their index, as they arrive.
 
-    What was given is copied into main memory: a device's may be full of what training needs.
+    What a device holds is copied into main memory, as the device's may be full of what training
+    needs. What is in main memory is not copied unless `copies` says so: it lives on, and
+    `is_written` says whether anything wrote to it since.
 
     `batch` is the number of samples, by the first dimension of the first tensor given; 0 where
     there is none. `samples` is how many of them the gradients are known for, and `size` the number
     of elements given.
     """
 
-    def __init__(self, root: nn.Module, args: Any, kwargs: Any, device_type: str) -> None:
+    def __init__(
+        self, root: nn.Module, args: Any, kwargs: Any, device_type: str, *, copies: bool
+    ) -> None:
         self.moment = Moment(root)
+        self._copies = copies
+        self._versions: list[tuple[torch.Tensor, int]] = []
         self._devices: dict[int, torch.device] = {}
         self.args, self.kwargs = map_tensors(self._copied, args), map_tensors(self._copied, kwargs)
         own = own_autocast(root)
@@ -83,19 +89,32 @@ class CaughtCall:
         return self.batch > 1 and all(g.dim() > 0 and g.shape[0] >= self.samples for g in whole)
 
     def cut(self, value: Any, samples: int) -> Any:
-        """Return arguments with their first `samples` samples, on the devices they came from."""
+        """Copy arguments' first `samples` samples to the devices they came from.
+
+        Each run has copies of its own, as a model may write to what it is given.
+        """
 
         def back(copy: torch.Tensor) -> torch.Tensor:
             cut = samples < self.batch and self._is_by_sample(copy)
-            return (copy[:samples] if cut else copy).to(self._devices[id(copy)])
+            part = copy.detach()[:samples] if cut else copy.detach()
+            own = part.to(self._devices[id(copy)], copy=True)
+            return own.requires_grad_(copy.requires_grad)
 
         return map_tensors(back, value)
 
+    @property
+    def is_written(self) -> bool:
+        """Return whether the loop or the model wrote to what was given and not copied."""
+        return any(tensor._version != version for tensor, version in self._versions)
+
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy what was given; the loop and the model may write to it."""
-        copy = tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
+        """Copy what was given, or hold it: a copy may take what training needs."""
+        there = tensor.device.type == "cpu" and not self._copies and not tensor.is_inference()
+        copy = tensor.detach() if there else tensor.detach().to("cpu", copy=True)
+        if there:
+            self._versions.append((copy, copy._version))
         self._devices[id(copy)] = tensor.device
-        return copy
+        return copy.requires_grad_(tensor.requires_grad)
 
     def cut_gradient(self, index: int, samples: int) -> torch.Tensor:
         """Return the gradient of an output for its first `samples` samples."""
@@ -140,6 +159,7 @@ class CallCatcher:
         self._inside = False
         self.call: CaughtCall | None = None
         self.failed, self._least, self.too_small = "", least, False
+        self._copies = False
         owner.__dict__[_CALL] = self
 
     @property
@@ -149,8 +169,14 @@ class CallCatcher:
 
     @property
     def has_all(self) -> bool:
-        """Return whether a call and gradients of its outputs are there."""
-        return self.call is not None and bool(self.call.gradients)
+        """Return whether a call, what it was given and gradients of its outputs are there."""
+        call = self.call
+        return call is not None and bool(call.gradients) and not call.is_written
+
+    def drop(self) -> None:
+        """Wait for another call; where what was given was written to, that one's is copied."""
+        self._copies = self._copies or (self.call is not None and self.call.is_written)
+        self.call = None
 
     def remove(self) -> None:
         """Take it away."""
@@ -170,7 +196,7 @@ class CallCatcher:
             return inner(*args, **kwargs)
         self._inside = True
         try:
-            self.call = None
+            self.drop()
             call = self._caught(args, kwargs)
             result = inner(*args, **kwargs)
             if call is not None:
@@ -190,7 +216,7 @@ class CallCatcher:
 
     def _caught(self, args: Any, kwargs: Any) -> CaughtCall | None:
         try:
-            return CaughtCall(self._root, args, kwargs, self._device_type)
+            return CaughtCall(self._root, args, kwargs, self._device_type, copies=self._copies)
         except Exception as error:  # whatever copying people's own objects raises
             self.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
             return None

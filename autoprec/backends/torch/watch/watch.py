@@ -119,7 +119,7 @@ class Watch:
     def _wait_for_skip(self) -> None:
         """Catch the next call in place of this one, until no skip came or a check is due."""
         if self._catcher is not None:
-            self._catcher.call = None
+            self._catcher.drop()
         if self.updates >= min(self._skipped_at + WAITED_FOR, self._log.due - 1):
             self._disarm()
 
@@ -166,7 +166,7 @@ class Watch:
             self._arm(for_skip=for_skip)
             return
         self._tries += 1
-        catcher.call = None
+        catcher.drop()
         if self._tries >= _TRIES:
             why = catcher.failed or (
                 "no call of the model as a whole, under the profile's autocast, was followed by a "
