@@ -68,7 +68,6 @@ TESTS_OF = {
     ),
     "numerics/proof_steps": ("numerics/proof_steps",),
     "numerics/watching": ("numerics/watching",),
-    "numerics/exact_settings": ("numerics/exact_settings",),
     "numerics/buffers": ("numerics/buffers",),
     "parallel/effective_batch": ("parallel/effective_batch",),
 }

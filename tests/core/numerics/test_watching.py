@@ -102,7 +102,8 @@ def test_what_noise_does_to_float32_is_no_fault(number: str) -> None:
 
 def test_noise_never_excuses_outputs_that_are_not_finite() -> None:
     found = replace(HEALTHY, outputs=math.inf)
-    assert judge(found, [replace(HEALTHY, outputs=10.0)], STRICT)
+    told = judge(found, [replace(HEALTHY, outputs=10.0)], STRICT)
+    assert told == "its outputs are not finite, and float32's are"
 
 
 @pytest.mark.parametrize("number", ["outputs", "gradient"])
@@ -171,6 +172,10 @@ def test_gradients_are_compared_by_module_and_where_float32_has_any() -> None:
 def judged(policy: Policy, found: Difference, noise: object) -> tuple[WatchedStep, bool]:
     judge = StepJudge(policy, lambda: noise)  # type: ignore[arg-type, return-value]
     return judge.judged(WatchedStep(1, 8, 8), found), judge.overflowed
+
+
+def test_nothing_overflowed_before_a_check() -> None:
+    assert StepJudge(Policy.MIXED_FLOAT16, list).overflowed is False
 
 
 def test_a_check_keeps_what_it_found() -> None:
