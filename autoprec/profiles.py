@@ -1,4 +1,4 @@
-"""Profile files: read strictly, written whole, chosen from a folder.
+"""Profile files: read strictly, written whole.
 
 The format is `core.profile.Profile` as YAML. Nothing in a file is run, and no path in it is opened.
 """

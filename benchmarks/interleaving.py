@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation.interleaved_timing import InterleavedTiming
-from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.interleaved_timing import InterleavedTiming
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.workers.cpu_contention import ContentionMonitor
 
 #: Processes of each recipe, at least.

@@ -279,7 +279,7 @@ def in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     usage = "autoprec.workers.cpu_contention.ProcessorUsage._read"
     monkeypatch.setattr(usage, lambda meter, pids: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    pause = "autoprec.tuning.confirmation.sessions._WORKER_SWITCH_PAUSE_SECONDS"
+    pause = "autoprec.tuning.race.sessions._WORKER_SWITCH_PAUSE_SECONDS"
     monkeypatch.setattr(pause, 0.0)
 
 

@@ -45,25 +45,25 @@ TESTS_OF = {
     "speed/race": ("speed/race",),
     "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/islands": ("numerics/islands",),
-    "numerics/parity": (
+    "numerics/judging": (
         "numerics/loss_origin",
-        *("numerics/parity", "numerics/parity_longer_runs", "numerics/parity_reports"),
+        *("numerics/judging", "numerics/judging_longer_runs", "numerics/judging_reports"),
         *("numerics/loss_curves", "numerics/late_failures", "numerics/single_step"),
         *("numerics/small_losses", "numerics/learning", "numerics/buffers"),
     ),
     "numerics/tolerance": (
-        *("numerics/tolerance", "numerics/parity", "numerics/loss_curves"),
+        *("numerics/tolerance", "numerics/judging", "numerics/loss_curves"),
         *("numerics/late_failures", "numerics/single_step", "numerics/small_losses"),
     ),
     "numerics/headroom": ("numerics/headroom",),
-    "numerics/single_step": ("numerics/single_step", "numerics/evaluation", "numerics/parity"),
+    "numerics/single_step": ("numerics/single_step", "numerics/evaluation", "numerics/judging"),
     "numerics/late_failures": (
-        *("numerics/late_failures", "numerics/error_floor", "numerics/parity"),
+        *("numerics/late_failures", "numerics/error_floor", "numerics/judging"),
         "numerics/small_losses",
     ),
     "numerics/loss_origin": ("numerics/loss_origin",),
     "numerics/loss_curves": (
-        *("numerics/loss_curves", "numerics/parity", "numerics/small_losses"),
+        *("numerics/loss_curves", "numerics/judging", "numerics/small_losses"),
         *("numerics/curve_samples", "numerics/learning"),
     ),
     "numerics/proof_steps": ("numerics/proof_steps",),

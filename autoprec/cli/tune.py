@@ -241,7 +241,7 @@ def _quick(arguments: argparse.Namespace, options: Options) -> int:
 
     if options.output is not None or arguments.report is not None or arguments.json:
         raise UsageError("--quick writes no profile; omit --output, --report and --json")
-    terminal = Terminal(Path(), limit=_QUICK_SECONDS)
+    terminal = Terminal(limit=_QUICK_SECONDS)
     with nullcontext(silent) if arguments.quiet else terminal as listener:
         try:
             said = answer_quickly(

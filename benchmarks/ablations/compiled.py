@@ -23,8 +23,8 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.workers.runner import Runner, run_trial
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.interleaving import interleaved

@@ -37,9 +37,9 @@ from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.workers.task_source import TaskSource
 from benchmarks.checkout import REAL_TASKS, ROOT, TASKS, TESTS
 from benchmarks.gpu.piece_files import NOT_DONE, row_text

@@ -127,13 +127,13 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         Limit(
             "single steps in a settling run's second half (root mean square)",
             "{:g} %",
-            (f"{_TOLERANCE}.trajectory", "core.numerics.parity:SECOND_HALF_FACTOR"),
+            (f"{_TOLERANCE}.trajectory", "core.numerics.judging:SECOND_HALF_FACTOR"),
             product,
         ),
         Limit(
             "a training so close that one seed is enough",
             "{:g} %",
-            ("core.numerics.parity:CLOSE_DEVIATION",),
+            ("core.numerics.judging:CLOSE_DEVIATION",),
             per_cent,
         ),
         Limit(

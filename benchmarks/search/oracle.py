@@ -33,9 +33,9 @@ from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Status
-from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.yaml_files import write_text
 from benchmarks.checkout import CURVES, RESULTS, TASKS
 from benchmarks.interleaving import Sharpness, alternate

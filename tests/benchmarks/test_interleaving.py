@@ -9,7 +9,7 @@ import pytest
 from benchmark_rows import BF16
 
 from autoprec.core.recipe import Recipe
-from autoprec.tuning.confirmation.sessions import FinalistFailed
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from benchmarks import interleaving
 

@@ -6,7 +6,7 @@ import pytest
 from factories import steady
 
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.confirmation import ablations, interleaved_timing
+from autoprec.tuning.race import ablations, interleaved_timing
 from autoprec.tuning.stage_results import (
     SearchResult,
 )

@@ -15,13 +15,13 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.confirmation.interleaved_timing import (
+from autoprec.tuning.confirmation.stage import confirm
+from autoprec.tuning.events import silent
+from autoprec.tuning.race.interleaved_timing import (
     SelectRemaining,
     keep_all,
 )
-from autoprec.tuning.confirmation.sessions import FinalistFailed
-from autoprec.tuning.confirmation.stage import confirm
-from autoprec.tuning.events import silent
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,

@@ -9,8 +9,8 @@ from factories import no_contention, steady
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.tuning.confirmation.interleaved_timing import InterleavedTiming
 from autoprec.tuning.events import silent
+from autoprec.tuning.race.interleaved_timing import InterleavedTiming
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import Runner

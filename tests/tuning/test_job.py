@@ -14,11 +14,11 @@ from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
-from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.flow.tuner import with_memory
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
+from autoprec.tuning.race.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.cpu_contention import PATIENCE_SECONDS
 from autoprec.workers.task_source import TaskSource

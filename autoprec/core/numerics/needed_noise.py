@@ -7,10 +7,7 @@ gradients it excuses nothing, and noisy trainings are not needed either.
 
 from __future__ import annotations
 
-from autoprec.core.numerics.late_failures import needs_more_steps
-from autoprec.core.numerics.loss_curves import check_metric, check_stability, check_trajectory
-from autoprec.core.numerics.loss_origin import above_origin
-from autoprec.core.numerics.parity import (
+from autoprec.core.numerics.judging import (
     check_all_buffers,
     check_all_evaluations,
     check_all_other_batches,
@@ -19,6 +16,9 @@ from autoprec.core.numerics.parity import (
     judge,
     training_clears,
 )
+from autoprec.core.numerics.late_failures import needs_more_steps
+from autoprec.core.numerics.loss_curves import check_metric, check_stability, check_trajectory
+from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.proof_steps import SHORT_STEPS
 from autoprec.core.numerics.single_step import is_noise_sensitive
 from autoprec.core.numerics.tolerance import Tolerance

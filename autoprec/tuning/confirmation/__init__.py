@@ -1,1 +1,1 @@
-"""Times the proven recipes against the baseline and chooses among them."""
+"""Chooses among the proven recipes, and measures the choice against the baseline."""

@@ -29,14 +29,6 @@ from autoprec.core.speed.consistency import is_too_wide, overstated
 from autoprec.core.speed.noise import is_sharp, paired_ratio
 from autoprec.core.speed.race import known_finalist
 from autoprec.core.speed.selection import Choice, Finalist, choose
-from autoprec.tuning.confirmation.ablations import Ablations
-from autoprec.tuning.confirmation.interleaved_timing import (
-    SelectRemaining,
-    TimedRounds,
-    keep_all,
-    time_interleaved,
-)
-from autoprec.tuning.confirmation.race import time_race
 from autoprec.tuning.confirmation.search_comparison import (
     far_slower_rival,
     inconsistencies,
@@ -44,9 +36,17 @@ from autoprec.tuning.confirmation.search_comparison import (
     searched_ratio,
     why_baseline,
 )
-from autoprec.tuning.confirmation.sessions import FinalistFailed, raise_baseline_failed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.ablations import Ablations
+from autoprec.tuning.race.interleaved_timing import (
+    SelectRemaining,
+    TimedRounds,
+    keep_all,
+    time_interleaved,
+)
+from autoprec.tuning.race.sessions import FinalistFailed, raise_baseline_failed
+from autoprec.tuning.race.stage import time_race
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,

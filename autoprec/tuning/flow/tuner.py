@@ -1,4 +1,4 @@
-"""The tuning, stage by stage: preflight, search, proof, confirmation, profile.
+"""The tuning, stage by stage: preflight, search, race, proof, confirmation, profile.
 
 Each stage returns a frozen result, which the stages after it read. What a stage learned is kept in
 the study as well, so that a stopped tuning resumes where it stopped. Decisions are core's; the
@@ -19,7 +19,6 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import name_recipe
-from autoprec.tuning.confirmation.race import run_race
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import Finished, Note, Profiled, Stage
 from autoprec.tuning.flow.final_study import write_final_study
@@ -27,8 +26,9 @@ from autoprec.tuning.flow.preflight import load_task, run_preflight
 from autoprec.tuning.flow.rounded_vocabulary import measure_rounding
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.builder import build_profile
+from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
-from autoprec.tuning.proof.stored_verdicts import Prover
+from autoprec.tuning.race.stage import run_race
 from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.stage import first_answer, run_search
 from autoprec.tuning.stage_results import (

@@ -18,16 +18,16 @@ from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
-from autoprec.tuning.confirmation.interleaved_timing import (
-    keep_all,
-    time_interleaved,
-)
-from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.events import Judged, Note, Stage
 from autoprec.tuning.flow.preflight import load_task
 from autoprec.tuning.flow.tuner import lock, with_memory
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.recipe_proof import Proof
+from autoprec.tuning.race.interleaved_timing import (
+    keep_all,
+    time_interleaved,
+)
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
 from autoprec.workers.task_digest import source_digest, whole_digest

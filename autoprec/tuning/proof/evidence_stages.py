@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autoprec.core.numerics import needed_noise, proof_steps
-from autoprec.core.numerics import parity as judging
+from autoprec.core.numerics import judging, needed_noise, proof_steps
 from autoprec.core.numerics.headroom import needs_later_checkpoints
+from autoprec.core.numerics.judging import LONG_STEPS
 from autoprec.core.numerics.late_failures import (
     magnitudes_grow,
     needs_more_steps,
@@ -20,7 +20,6 @@ from autoprec.core.numerics.late_failures import (
 from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.loss_scale import is_near_limit
 from autoprec.core.numerics.needed_seeds import is_lost
-from autoprec.core.numerics.parity import LONG_STEPS
 from autoprec.core.numerics.single_step import is_noise_sensitive
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import ProofEvidence

@@ -23,8 +23,7 @@ from autoprec.backends.protocol import Tracer
 from autoprec.backends.shared.raising_modules import modules_raised_in
 from autoprec.core.dtypes import DType
 from autoprec.core.measurement import Unit
-from autoprec.core.numerics import parity as judging
-from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics import judging, proof_steps
 from autoprec.core.numerics.exact_settings import SettingsVerdict
 from autoprec.core.numerics.loss_curves import sample_curves
 from autoprec.core.numerics.loss_scale import ScaleEvidence

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.judging import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.noise_scale import NoiseScale, noise_scale
-from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
 from autoprec.core.recipe import Recipe

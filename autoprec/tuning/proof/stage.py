@@ -20,7 +20,7 @@ from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.proof.stored_verdicts import Prover
+from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
 from autoprec.tuning.time_limit import PROOF_SHARE, SHORTEST_PROOF_STEPS
 

@@ -1,1 +1,1 @@
-"""Searches the space of recipes and re-ranks the fastest by interleaved timing."""
+"""Searches the space of recipes; each trial times one of them once."""

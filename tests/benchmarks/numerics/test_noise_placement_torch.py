@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.backends.torch.trace.model_state import RELATIVE_NOISE, add_noise
+from autoprec.backends.torch.train.model_state import RELATIVE_NOISE, add_noise
 from benchmarks.numerics.noise_placement import NoisyProducts
 
 pytestmark = pytest.mark.torch

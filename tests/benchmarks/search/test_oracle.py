@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmark_rows import BF16, row
 
-from autoprec.tuning.confirmation.sessions import FinalistFailed
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from benchmarks.search import oracle
 

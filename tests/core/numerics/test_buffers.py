@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.numerics.buffers import BufferCheck, check_buffers
-from autoprec.core.numerics.parity import judge
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.traces import BufferUpdate, NoisyStep, StepComparison
 from tests.core.evidence import DEFAULT, evidence, times
 

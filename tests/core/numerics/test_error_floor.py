@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.late_failures import check_error_floor
 from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.tolerance import Check
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.needed_noise import needs_noise_at_checkpoints
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.single_step import check_evaluation
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from tests.core.evidence import DEFAULT

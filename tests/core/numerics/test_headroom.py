@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoprec.core.numerics.headroom import check_headroom, needs_later_checkpoints
-from autoprec.core.numerics.parity import judge
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.tolerance import Check
 from autoprec.core.numerics.traces import StepComparison
 from autoprec.core.numerics.verdict import ProofEvidence

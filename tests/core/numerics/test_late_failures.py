@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.late_failures import (
     check_gradient_growth,
     check_long_run_stability,
@@ -16,7 +17,6 @@ from autoprec.core.numerics.late_failures import (
     needs_second_seed,
 )
 from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.tolerance import Check
 from autoprec.core.numerics.traces import StepComparison, Trajectory
 from tests.core.evidence import DEFAULT, evidence, times

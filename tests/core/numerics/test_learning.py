@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.learning import LEAST_STEPS, has_learned
 from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.verdict import NOTHING_LEARNED
 from tests.core.evidence import DEFAULT, evidence, run
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.loss_curves import (
     SeedRun,
     check_metric,
@@ -14,7 +15,6 @@ from autoprec.core.numerics.loss_curves import (
     check_trajectory,
     seed_spread,
 )
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.tolerance import Check
 from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT, FALLING, drifting, run, times

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.numerics.judging import check_first_steps, judge, needs_longest_run
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.loss_origin import above_origin, loss_origin
-from autoprec.core.numerics.parity import check_first_steps, judge, needs_longest_run
 from autoprec.core.numerics.traces import BufferUpdate, NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT, FALLING, evidence, points, run, times

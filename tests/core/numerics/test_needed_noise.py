@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.needed_noise import (
     needs_noise_at_checkpoints,
     needs_noisy_long_runs,
     needs_noisy_trainings,
 )
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.traces import BufferUpdate, NoisyStep, StepComparison
 from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT, FALLING, drifting, points, run, times

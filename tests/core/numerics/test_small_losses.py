@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.late_failures import check_long_runs
 from autoprec.core.numerics.loss_curves import SeedRun, check_trajectory
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Check, chance, size_of
 from autoprec.core.numerics.traces import StepComparison

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoprec.core.recipe import Recipe
-from autoprec.tuning.confirmation import interleaved_timing
+from autoprec.tuning.race import interleaved_timing
 from autoprec.tuning.stage_results import REFERENCE, ProvenRecipe, SearchResult
 from tests.tuning.fake_timing import (
     FAST,

@@ -14,8 +14,8 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
-from autoprec.tuning.confirmation import interleaved_timing
-from autoprec.tuning.confirmation.interleaved_timing import SelectRemaining, keep_all
+from autoprec.tuning.race import interleaved_timing
+from autoprec.tuning.race.interleaved_timing import SelectRemaining, keep_all
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,

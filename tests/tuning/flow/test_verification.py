@@ -12,9 +12,9 @@ from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation.interleaved_timing import TimedRounds
-from autoprec.tuning.confirmation.sessions import FinalistFailed
 from autoprec.tuning.flow import verification
+from autoprec.tuning.race.interleaved_timing import TimedRounds
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.tuning.stage_results import REFERENCE
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.fuzz.example import FULL

@@ -10,7 +10,7 @@ from typing import Any
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.parity import LONG_STEPS
+from autoprec.core.numerics.judging import LONG_STEPS
 from autoprec.core.numerics.reference_recipe import settings_of
 from autoprec.core.numerics.traces import (
     ExponentHistogram,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.numerics.parity import LONG_STEPS
+from autoprec.core.numerics.judging import LONG_STEPS
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof import recipe_proof as proving
 from autoprec.tuning.proof.recipe_proof import Proof

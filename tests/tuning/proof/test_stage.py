@@ -20,8 +20,8 @@ from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.options import Options
+from autoprec.tuning.proof.prover import ProofAttempt
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
-from autoprec.tuning.proof.stored_verdicts import ProofAttempt
 from autoprec.tuning.stage_results import (
     REFERENCE,
     FinalistLost,

@@ -16,7 +16,7 @@ from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
 from autoprec.tuning.options import SAMPLERS, Options
-from autoprec.tuning.proof.stored_verdicts import StoredProofLengths
+from autoprec.tuning.proof.prover import StoredProofLengths
 from autoprec.tuning.study import study as study_module
 from autoprec.tuning.study.study import Study, record_out_of_memory, sampler_of, study_name
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
+from autoprec.backends.torch.apply.accumulation import OptimizerSteps
 from autoprec.backends.torch.apply.autocast_context import EMPTY, EachEntry, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.float32_results import results_to_float32
@@ -26,7 +27,6 @@ from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
-from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
 from autoprec.backends.torch.apply.scaled_model import forget_buffers, keep_buffers
 from autoprec.backends.torch.apply.second_models import SecondModels
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync

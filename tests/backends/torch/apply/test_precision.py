@@ -72,7 +72,7 @@ def test_a_step_in_float32_makes_no_autocast_and_puts_no_gradient_aside(monkeypa
         raise AssertionError("a step in float32 asked for it")
 
     monkeypatch.setattr(torch, "autocast", never)
-    monkeypatch.setattr("autoprec.backends.torch.apply.optimizer_steps.gradients_preserved", never)
+    monkeypatch.setattr("autoprec.backends.torch.apply.accumulation.gradients_preserved", never)
     assert all(train(precision, model, batches(2)))
 
 

@@ -12,7 +12,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from autoprec.backends.torch.apply.attached import new_scaler
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.watch.live_islands import islands_of
 from benchmarks.numerics.late_breaks import BFLOAT16
 from benchmarks.numerics.late_breaks_torch import batches, train

@@ -15,7 +15,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.confirmation import ablations, interleaved_timing
+from autoprec.tuning.race import ablations, interleaved_timing
 from autoprec.tuning.stage_results import (
     SearchResult,
 )

@@ -16,8 +16,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation.interleaved_timing import shares_worker
-from autoprec.tuning.confirmation.sessions import FinalistFailed
+from autoprec.tuning.race.interleaved_timing import shares_worker
+from autoprec.tuning.race.sessions import FinalistFailed
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RETRIED_FAILURES
 from tests.tuning.fake_timing import JOB

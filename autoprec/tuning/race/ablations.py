@@ -29,12 +29,12 @@ from autoprec.core.speed.attribution import (
 )
 from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.tuning.confirmation.interleaved_timing import (
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.interleaved_timing import (
     fit_in_memory_together,
     shares_worker,
     turns_worth,
 )
-from autoprec.tuning.job import TuningJob
 from autoprec.tuning.stage_results import SearchResult
 
 

@@ -21,8 +21,8 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import TrialFailure
 from autoprec.tuning.events import silent
 from autoprec.tuning.options import Options
-from autoprec.tuning.proof import stored_verdicts as module
-from autoprec.tuning.proof.stored_verdicts import ProofAttempt, Prover
+from autoprec.tuning.proof import prover as module
+from autoprec.tuning.proof.prover import ProofAttempt, Prover
 from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.failures import FailureKind, WorkerFailure

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.loss_curves import SeedRun, check_stability, check_trajectory
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict, _from_to

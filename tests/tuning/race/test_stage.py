@@ -12,8 +12,8 @@ from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError
-from autoprec.tuning.confirmation import interleaved_timing
-from autoprec.tuning.confirmation.race import run_race
+from autoprec.tuning.race import interleaved_timing
+from autoprec.tuning.race.stage import run_race
 from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.time_limit import Deadline
 from tests.tuning.fake_timing import FAST, JOB, PLAIN, RUNNER, FakeTiming, searched

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.numerics.judging import judge
 from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.traces import Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT, FALLING, drifting, evidence, points, run, times

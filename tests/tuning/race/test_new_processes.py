@@ -11,7 +11,7 @@ import pytest
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.confirmation import interleaved_timing, sessions
+from autoprec.tuning.race import interleaved_timing, sessions
 from tests.tuning.fake_timing import JOB, FakeTiming
 from tests.tuning.fake_workers import FAST, LARGE, PLAIN, Worker, Workers, contest
 

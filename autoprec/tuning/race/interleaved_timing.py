@@ -25,9 +25,9 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.statistics import median
-from autoprec.tuning.confirmation.sessions import Sessions
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.sessions import Sessions
 from autoprec.tuning.trials import Measured
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.runner import Runner

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.parity import (
+from autoprec.core.numerics.judging import (
     LONG_STEPS,
     check_calibrated,
     judge,
     needs_longest_run,
     stays_close,
 )
+from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence

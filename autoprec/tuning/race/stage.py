@@ -19,14 +19,14 @@ from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.confirmation.ablations import Ablations
-from autoprec.tuning.confirmation.interleaved_timing import (
+from autoprec.tuning.events import Stage
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.ablations import Ablations
+from autoprec.tuning.race.interleaved_timing import (
     TimedRounds,
     time_interleaved,
 )
-from autoprec.tuning.confirmation.sessions import FinalistFailed, raise_baseline_failed
-from autoprec.tuning.events import Stage
-from autoprec.tuning.job import TuningJob
+from autoprec.tuning.race.sessions import FinalistFailed, raise_baseline_failed
 from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
