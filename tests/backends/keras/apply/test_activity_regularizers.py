@@ -46,8 +46,12 @@ def test_small_activities_of_a_large_batch_do_not_overflow(policy: Policy) -> No
     trained = model()
     assert float(np.square(trained.layers[0](x)).sum()) > 2.0 * 65504.0
     plain = trained.evaluate(x, y, verbose=0)
+    trained(x)
+    (added,) = trained.losses
     scale = LossScale(initial=2.0**6) if policy.needs_loss_scale else None
     with apply_profile(Recipe(policy, BATCH, loss_scale=scale), model=trained) as precision:
+        trained(x)
+        assert float(trained.losses[0]) == pytest.approx(float(added), rel=1e-3)
         assert trained.evaluate(x, y, verbose=0) == pytest.approx(plain, rel=1e-3)
         trained.fit(x, y, batch_size=BATCH, epochs=3, verbose=0)
         assert precision.skipped == 0
