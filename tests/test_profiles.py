@@ -394,14 +394,3 @@ def test_no_text_in_a_profile_is_used_as_a_path(tmp_path_factory, profile):
     save_profile(escaping, path)
     assert load_profile(path).task.file == "../../etc/passwd"
     assert os.listdir(folder) == ["a.yaml"]
-
-
-def test_a_task_in_the_place_of_its_profile_is_told_where_that_is(tmp_path: Path) -> None:
-    task = tmp_path / "train.py"
-    task.write_text("def build_model(:")
-    own = tmp_path / "train.profile.yaml"
-    with pytest.raises(ProfileError, match=re.escape(f"`autoprec tune {task}` writes {own}")):
-        load_profile(task)
-    own.touch()
-    with pytest.raises(ProfileError, match=re.escape(f"train.py's is {own}")):
-        load_profile(task)

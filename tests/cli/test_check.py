@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.probe_result import FrameworkFact
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
+from autoprec.errors import ProfileError
 from autoprec.hardware.catalogue import profiles_folder
 from autoprec.hardware.probes.observe import observe
+from autoprec.profiles import load_profile
 from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 
 Run = Callable[..., tuple[int, str, str]]
@@ -200,3 +203,14 @@ def test_an_inconclusive_profile_fits_and_says_so(profile: Path, run: Run) -> No
     assert "Tune again on an idle machine" in err
     code, out, _ = run(profile, "--json")
     assert json.loads(out)["inconclusive"] == "it ran at two paces"
+
+
+def test_a_task_in_the_place_of_its_profile_is_told_where_that_is(tmp_path: Path) -> None:
+    task = tmp_path / "train.py"
+    task.write_text("def build_model(:")
+    own = tmp_path / "train.profile.yaml"
+    with pytest.raises(ProfileError, match=re.escape(f"`autoprec tune {task}` writes {own}")):
+        load_profile(task)
+    own.touch()
+    with pytest.raises(ProfileError, match=re.escape(f"train.py's is {own}")):
+        load_profile(task)
