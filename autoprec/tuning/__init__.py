@@ -1,1 +1,1 @@
-"""Tunes a task: preflight, search, race, proof, confirmation, profile. Emits events; prints nothing."""
+"""Tunes a task: preflight, search, race, proof, confirmation, profile. It prints nothing."""
