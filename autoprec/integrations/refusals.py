@@ -46,7 +46,7 @@ REFUSALS = (
     Refusal(
         _other_precision,
         "the trainer is told {precision} and the profile's policy is {policy}",
-        "leave mixed_precision, bf16 and fp16 out (TRL: bf16=False): the profile sets that",
+        "leave mixed_precision, bf16, fp16 and --amp out (TRL: bf16=False): the profile sets that",
     ),
     Refusal(
         lambda recipe, facts: facts.get("accumulates", 1) not in (1, recipe.accumulation_steps),

@@ -67,12 +67,12 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operations_of_an_update(train: Callable[[int], Any]) -> Counter[str]:
-    """Count those of 4 updates more, each of one batch."""
+def operations_of_an_update(train: Callable[[int], Any], *, batches: int = 1) -> Counter[str]:
+    """Count those of 4 updates more, each of as many batches."""
     counted = []
     for updates in (4, 8):
         with Operations() as operations:
-            train(8 * updates)
+            train(8 * batches * updates)
         counted.append(operations.counted)
     return Counter({name: (counted[1][name] - counted[0][name]) // 4 for name in counted[1]})
 
@@ -97,6 +97,21 @@ def test_a_loss_scale_waits_for_the_device_once(
         for recipe in (BFLOAT16, FLOAT16)
     ]
     assert waits[1] - waits[0] == 1
+
+
+@pytest.mark.parametrize("training", [by_accelerate, by_the_trainer])
+def test_no_gradient_is_multiplied_where_an_update_holds_all_its_micro_batches(
+    training: Training, tmp_path: Path
+) -> None:
+    multiplied = []
+    for batches in (1, 2):
+        recipe = Recipe(batch_size=8, accumulation_steps=batches)
+        found = operations_of_an_update(
+            lambda n: training(deep(4), recipe, tmp_path, n),  # noqa: B023
+            batches=batches,
+        )
+        multiplied.append(sum(found[name] for name in found if name.startswith("aten.mul_.")))
+    assert multiplied[0] == multiplied[1] > 0
 
 
 @pytest.fixture
@@ -151,5 +166,6 @@ def test_an_update_makes_as_few_calls_in_a_deep_model_as_in_a_shallow_one(
                 training(deep(layers), recipe, tmp_path, 8 * updates)
             counted.append(found)
         by_depth.append((counted[1] - counted[0]).total() / 4)
+    assert not (counted[1] - counted[0])["AttachedRecipe._note"]  # after the first update
     assert by_depth[0] == by_depth[1]
     assert 0 < by_depth[0] < most

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,15 @@ from accelerate.utils import TorchDynamoPlugin
 from autoprec import Policy, Recipe
 from autoprec.errors import UsageError
 from autoprec.integrations.accelerate import bind
-from autoprec.integrations.lightning import plugin
+from autoprec.integrations.lightning import fabric_plugin, plugin
 from autoprec.integrations.transformers import apply
-from tests.integrations.lightning_modules import PACKAGES, module_of, pytorch_of, trainer_of
+from tests.integrations.lightning_modules import (
+    PACKAGES,
+    fabric_of,
+    module_of,
+    pytorch_of,
+    trainer_of,
+)
 from tests.integrations.trained import loader, net
 from tests.integrations.transformers_trainings import trainer_of as hf_trainer_of
 
@@ -171,3 +178,41 @@ def test_a_lightning_project(package: str, recipe: Recipe, case: str, said: str)
     loaders = [] if case == "BatchSizeFinder" else [loader(16, 8)]
     with pytest.raises(UsageError, match=f"^Lightning with this profile: .*{said}"):
         trainer.fit(lit, *loaders)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(
+    ("recipe", "strategy", "said"),
+    [
+        (WHOLE, "DeepSpeedStrategy", r"DeepSpeed casts .*--to deepspeed"),
+        (WHOLE, "SingleDeviceXLAStrategy", r"SingleDeviceXLAStrategy has .*DDP or FSDP2"),
+        (WHOLE, "XLAStrategy", r"XLAStrategy has a precision of its own.*DDP or FSDP2"),
+        (SPLIT, "ModelParallelStrategy", r"FSDP2 keeps .*need not be split"),
+        (WHOLE, "ModelParallelStrategy", ""),
+    ],
+)
+def test_a_lightning_strategy(package: str, recipe: Recipe, strategy: str, said: str) -> None:
+    """They want packages or devices that are not here, so they are never made whole."""
+    kind = getattr(pytorch_of(package).strategies, strategy)
+    settings = {"root_device": torch.device("cpu"), "__init__": lambda self: None}
+    trainer = SimpleNamespace(
+        strategy=type(strategy, (kind,), settings)(), accumulate_grad_batches=1, callbacks=[]
+    )
+    module = SimpleNamespace(trainer=trainer, automatic_optimization=True)
+    made = plugin(recipe, package=package)
+    if not said:
+        assert made.convert_module(module) is module
+        return
+    with pytest.raises(UsageError, match=f"^Lightning with this profile: .*{said}"):
+        made.convert_module(module)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_fsdp1_refuses_itself_names_the_way_out(package: str) -> None:
+    said = r"only work with the `FSDPPrecision` plugin, found .* ModelParallelStrategy \(FSDP2\)"
+    strategy = pytorch_of(package).strategies.FSDPStrategy()
+    with pytest.raises(TypeError, match=said):
+        strategy.precision_plugin = plugin(WHOLE, package=package)
+    of_fabric = fabric_of(package).strategies.FSDPStrategy()
+    with pytest.raises(TypeError, match=said):
+        of_fabric.precision = fabric_plugin(WHOLE, package=package)

@@ -18,6 +18,11 @@ class Plugin:
         super().__init__()
         self.loop = loop
 
+    def __repr__(self) -> str:
+        """Name what it goes with: `FSDPStrategy` prints this where it raises before we can."""
+        name = type(self).__name__
+        return f"{name}, which trains on one device, under DDP or ModelParallelStrategy (FSDP2)"
+
     @property
     def batch_size(self) -> int:
         """Return what the loader should yield: the samples of one micro-batch on one device."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoprec.integrations.lightning.shared import Plugin
 
-_OWN_PRECISION = ("XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy")
+_OWN_PRECISION = ("XLAStrategy", "SingleDeviceXLAStrategy")
 _NATIVE_STATES = ("MixedPrecision", "native_amp_scaling_state")
 
 
@@ -91,7 +91,6 @@ def _facts(trainer: Any, module: Any) -> dict[str, Any]:
     callbacks = {type(each).__name__ for each in trainer.callbacks}
     return {
         "accumulates": trainer.accumulate_grad_batches,
-        "fsdp1": strategy == "FSDPStrategy",
         "fsdp2": strategy == "ModelParallelStrategy",
         "deepspeed": strategy == "DeepSpeedStrategy",
         "own_precision": strategy if strategy in _OWN_PRECISION else "",

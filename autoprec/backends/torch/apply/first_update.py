@@ -44,7 +44,7 @@ class FirstUpdate:
         for path in self._padded:
             self._hook(_module(root, path), self._noting(self._padded, path))
         for module in root.modules():
-            if isinstance(module, PRODUCTS):
+            if isinstance(module, PRODUCTS) or type(module).__name__ == "Conv1D":  # GPT-2's linear
                 self._hook(module, self._note_product)
 
     def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
