@@ -12,6 +12,7 @@ import ast
 import gc
 import itertools
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -76,6 +77,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[LOADED] = {}
     config.pluginmanager.register(SlowMarks(config.option.slow_marks == "error"))
 

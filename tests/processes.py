@@ -12,8 +12,7 @@ MARK = "AUTOPREC_TEST_MARK"
 #: The command line, but no tuning waits for other processes, because two files of tests run side by
 #: side, and none times the device's matrix products, which takes seconds and has its own tests.
 _SET_UP = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+import sys
 from autoprec import cli, probing
 from autoprec.tuning import job
 job.PATIENCE_SECONDS = 0.0

@@ -47,8 +47,8 @@ def test_slow_comparisons_are_fewer_and_their_number_is_said(
 
 
 def test_a_reason_names_its_batch_once_and_the_first_not_at_all() -> None:
-    assert "by 5.4e-02 in batch 10 (those of the first batch agree" in explain_difference(0.054, 10)
-    assert "by 5.4e-02 (BatchNorm, " in explain_difference(0.054, 0)
+    assert "by 0.054 in batch 10 (those of the first batch agree" in explain_difference(0.054, 10)
+    assert "by 0.054 (BatchNorm, " in explain_difference(0.054, 0)
     assert in_batch("not finite", 7) == "not finite, in batch 7"
     assert in_batch("not finite", 0) == "not finite"
     assert in_batch("", 7) == ""
