@@ -216,3 +216,12 @@ def test_what_fsdp1_refuses_itself_names_the_way_out(package: str) -> None:
     of_fabric = fabric_of(package).strategies.FSDPStrategy()
     with pytest.raises(TypeError, match=said):
         of_fabric.precision = fabric_plugin(WHOLE, package=package)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_module_that_is_never_called_itself_is_not_compiled(package: str) -> None:
+    lit = module_of(package)
+    lit.head = torch.nn.Linear(3, 3)  # which of both parts was tuned no path of the recipe says
+    trainer = trainer_of(package, plugin(COMPILED, package=package), max_epochs=1)
+    with pytest.raises(UsageError, match=r"Lit is never called itself\. .* part='model'"):
+        trainer.fit(lit, loader(16, 8))
