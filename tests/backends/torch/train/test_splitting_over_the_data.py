@@ -188,7 +188,7 @@ def test_a_half_without_anything_to_count_is_found() -> None:
             yield inputs, targets
 
     reason = refused(build_model=Tagger, build_data=data, loss_fn=words_loss)
-    assert "by 5.0e-01 in batch 7" in reason
+    assert "by 0.5 in batch 7" in reason
 
 
 def test_a_half_without_anything_to_divide_by_is_found() -> None:
