@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
@@ -173,7 +174,8 @@ def series(short: int, long: int, long_from: int = 50) -> Callable[[int], Iterat
 
 def measure(build_data: Any, recipe: Recipe) -> tuple[Measurement, int]:
     task = Task("task.py", reader, build_data)
-    gc.collect()  # what earlier tests left is no part of the peak
+    gc.collect()
+    return_freed_memory()  # what earlier tests left is no part of the peak, nor room for it
     session = KerasBackend().open(task, recipe, device="cpu", seed=0, report=lambda *_: None)
     measured = session.time_steps(QUICK)
     updates = int(session._precision.steps)
