@@ -14,10 +14,15 @@ from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
 
-PRODUCTS = (
+_PRODUCTS = (
     *(nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
+
+
+def computes_products(module: nn.Module) -> bool:
+    """Return whether a module is a layer of matrix products; GPT-2's linear is called Conv1D."""
+    return isinstance(module, _PRODUCTS) or type(module).__name__ == "Conv1D"
 
 
 class FirstUpdate:
@@ -44,7 +49,7 @@ class FirstUpdate:
         for path in self._padded:
             self._hook(_module(root, path), self._noting(self._padded, path))
         for module in root.modules():
-            if isinstance(module, PRODUCTS) or type(module).__name__ == "Conv1D":  # GPT-2's linear
+            if computes_products(module):
                 self._hook(module, self._note_product)
 
     def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:

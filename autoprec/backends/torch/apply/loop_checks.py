@@ -25,7 +25,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoprec.backends.torch.apply.calling_frames import local_variables
-from autoprec.backends.torch.apply.first_update import PRODUCTS
+from autoprec.backends.torch.apply.first_update import computes_products
 from autoprec.backends.torch.apply.float32_islands import (
     NEVER_CALLED,
     Float32Island,
@@ -374,7 +374,7 @@ def _tell_of_calls(root: nn.Module, check: LoopCheck | None) -> None:
 
 def _layers(root: nn.Module) -> list[nn.Module]:
     """List what computes products, but not where some parts are kept in float32, or compiled."""
-    found: list[nn.Module] = [each for each in root.modules() if isinstance(each, PRODUCTS)]
+    found = [each for each in root.modules() if computes_products(each)]
     compiled = any(is_compiled(each) or "_orig_mod" in each._modules for each in root.modules())
     return [] if compiled or any(any(wrappers_on(each)) for each in found) else found
 
