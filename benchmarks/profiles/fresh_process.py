@@ -26,6 +26,7 @@ from autoprec.core.profile import Profile
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.profiles import load_profile
 from benchmarks.checkout import RESULTS, TASKS, child_environment
+from benchmarks.peers.searches import KEPT
 from benchmarks.profiles.holdout import APPLIED, AT_ITS_BATCH, PLAIN, alternated, own_batch
 from benchmarks.provenance import machine
 from benchmarks.search.oracle_rows import ratio_text
@@ -118,7 +119,8 @@ def compare(
     """Train a task with its profile and in plain float32, in alternation; tune it before.
 
     Where a profile is there already (`made`), that one is held to its word. Float32 runs at the
-    baseline's batch, and at the profile's where that is another.
+    baseline's batch, and at the profile's where that is another: with freed memory kept if the
+    profile keeps it, which is what it claims its speed-up over.
     """
     task = TASKS / f"{name}.py"
     with tempfile.TemporaryDirectory() as folder:
@@ -128,13 +130,17 @@ def compare(
         profile = load_profile(path)
         if name.startswith("keras"):
             return {"task": name, **_said(profile), **_keras(task, path, profile, rounds, seconds)}
-        batches = [profile.evidence.baseline.batch_size, profile.recipe.batch_size]
-        arms = [(path, 0), *((None, size) for size in dict.fromkeys(batches))]
+        own, chosen = profile.evidence.baseline.batch_size, profile.recipe.batch_size
+        arms: list[tuple[Path | None, int, Mapping[str, str]]] = [(path, 0, {}), (None, own, {})]
+        if chosen != own:
+            arms.append((None, chosen, KEPT if profile.recipe.keeps_memory else {}))
         rates: list[list[float]] = [[] for _ in arms]
         for number in range(rounds):
             order = [*enumerate(arms)][:: 1 if number % 2 == 0 else -1]
-            for which, (given, batch) in order:
-                rates[which].append(rate(task, given, batch, seconds, device=device))
+            for which, (given, batch, variables) in order:
+                rates[which].append(
+                    rate(task, given, batch, seconds, device=device, variables=variables)
+                )
     return {
         "task": name,
         **_said(profile),
