@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from autoprec.core.number_words import times
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.consistency import RecipeRates, find_inconsistencies
+from autoprec.core.speed.consistency import RecipeRates, contradict, find_inconsistencies
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.trials import Trials
@@ -42,6 +45,24 @@ def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -
     searched = searched_ratio(trials, best.recipe, baseline.recipe)
     both = [_rates(trials, each) for each in (baseline, best)]
     return "; ".join(find_inconsistencies(ratio, searched, both))
+
+
+def lost_without_reason(trials: Trials, raced: Sequence[Finalist]) -> str:
+    """Name a recipe that led the search by far and lost the race; "" if there is none.
+
+    `raced` begins with the baseline. What slowed one of the two lasted, and nothing tells which.
+    """
+    baseline = raced[0]
+    for rival in raced[1:] if not trials.rehearsed else ():
+        searched = searched_ratio(trials, rival.recipe, baseline.recipe)
+        ratio = paired_ratio(rival.rates, baseline.rates[: len(rival.rates)])
+        if searched is not None and ratio.high < 1.0 < searched.low and contradict(ratio, searched):
+            name = describe_recipe(rival.recipe)
+            return (
+                f"{name} ran at {times(searched.ratio)} the speed of the baseline in the search "
+                f"and at {ratio.in_words()} in the comparison"
+            )
+    return ""
 
 
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:

@@ -33,6 +33,7 @@ from autoprec.tuning.confirmation.search_comparison import (
     far_slower_rival,
     inconsistencies,
     is_far_slower,
+    lost_without_reason,
     searched_ratio,
     why_baseline,
 )
@@ -131,7 +132,9 @@ class _Confirmation:
         trials, baseline = self.search.trials, self._baseline
         reason = why_baseline(trials, baseline)
         raced = self.search.finalists
-        doubts = inconsistencies(trials, raced[0], None) if raced else ""
+        doubts = ""
+        if raced:
+            doubts = inconsistencies(trials, raced[0], None) or lost_without_reason(trials, raced)
         if doubts:
             return self._keep_baseline(reason, measured, doubts)
         rival = far_slower_rival(trials, baseline)

@@ -384,6 +384,22 @@ def test_a_baseline_that_raced_at_another_pace_than_it_was_searched_at_is_inconc
     assert "float32, batch 32 ran at 9985 samples/s in the search" in result.inconclusive
 
 
+@pytest.mark.usefixtures("contests")
+@pytest.mark.parametrize(("searched_rate", "doubted"), [(96.0, True), (40.0, False)])
+def test_a_recipe_that_led_the_search_by_far_and_lost_the_race_is_not_refused_by_that(
+    searched_rate: float, doubted: bool
+) -> None:
+    """Whoever slowed it in the race slowed nothing in the search."""
+    search = raced(searched((PLAIN, 32.0), (FAST[32], searched_rate)), FakeTiming, PLAIN, FAST[32])
+    plain, rival = search.finalists
+    slowed = replace(rival, rates=tuple(0.23 * rate for rate in plain.rates[:3]))
+    if not doubted:
+        slowed = replace(rival, rates=tuple(0.9 * rate for rate in plain.rates))
+    result = confirmed(replace(search, finalists=(plain, slowed)), [])
+    assert result.choice.recipe == PLAIN
+    assert ("ran at 3.00x the speed of the baseline" in result.inconclusive) is doubted
+
+
 @pytest.mark.parametrize(("on_cpu", "rounds"), [(True, SPEED.min_rounds), (False, 5)])
 def test_rounds_are_saved_where_each_costs_processes(
     search: SearchResult, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, rounds: int
