@@ -17,7 +17,7 @@ def decimals(ratio: float, digits: int = 2) -> str:
 
 def about_times(ratio: float) -> str:
     """Show an estimate with two significant digits and without an exponent: "2.2x", "770x"."""
-    return f"{float(f'{ratio:.2g}'):g}x"
+    return f"{plain_number(ratio, 2)}x"
 
 
 def percent(share: float) -> str:
@@ -25,6 +25,11 @@ def percent(share: float) -> str:
     if not math.isfinite(share):
         return "infinitely far"
     return f"{100 * share:.0f} %" if 0.995 <= share < 100.0 else f"{100 * share:.2g} %"
+
+
+def plain_number(number: float, digits: int = 3) -> str:
+    """Show a number with so many significant digits; a large one has no exponent: "154000"."""
+    return f"{float(f'{number:.{digits}g}'):.15g}"
 
 
 def rate_number(rate: float) -> str:

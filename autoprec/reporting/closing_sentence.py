@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
-from autoprec.core.number_words import percent, rate_number, times
+from autoprec.core.number_words import percent, plain_number, rate_number, times
 from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING, Verdict
 from autoprec.core.profile import BatchChoice, Chosen, Profile
+from autoprec.core.profile.fit import lacked_time
 from autoprec.core.recipe import FLOAT8
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn
@@ -24,6 +25,11 @@ def closing_sentence(profile: Profile) -> str:
     recipe, evidence = profile.recipe, profile.evidence
     if profile.device.fingerprint.rehearsal:
         return f"result: {profile.describe_recipe()}: {evidence.reason}"
+    if lacked_time(evidence):
+        return (
+            f"{evidence.reason}. Run the same command with a longer --time-limit: it goes on with "
+            "the trials that ran"
+        )
     if evidence.inconclusive:
         return (
             f"{evidence.reason}. Run the same command with --fresh when this machine is idle; "
@@ -67,7 +73,7 @@ def _loss_text(parity: Verdict) -> str:
     """Say how near the loss was at the same weights, and of what that is a share."""
     if parity.loss_deviation is None:
         return ""
-    above = f", of what is above {parity.loss_origin:.3g}" if parity.loss_origin else ""
+    above = f", of what is above {plain_number(parity.loss_origin)}" if parity.loss_origin else ""
     return f"; loss within {percent(parity.loss_deviation)} at the same weights{above}"
 
 
@@ -158,7 +164,8 @@ def _noise_text(batch: BatchChoice) -> str:
     linear = chosen / yours
     return (
         f"{text}: {chosen} needs at most {times(more)} the samples of {yours} for the same loss, "
-        f"with the learning rate times {linear:.3g} (SGD) or {linear**0.5:.3g} (Adam)"
+        f"with the learning rate times {plain_number(linear)} (SGD) or "
+        f"{plain_number(linear**0.5)} (Adam)"
     )
 
 

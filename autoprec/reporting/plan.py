@@ -9,7 +9,7 @@ from rich.table import Table
 
 from autoprec.core.device.facts import GIB
 from autoprec.core.dtypes import Policy
-from autoprec.core.number_words import about_times
+from autoprec.core.number_words import about_times, plain_number
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.step_bounds import Estimate, MemoryPlan, Plan
 from autoprec.reporting import tables
@@ -103,12 +103,14 @@ def _memory(memory: MemoryPlan | None) -> list[str]:
     if memory is None:
         return ["memory: not predicted, because what the forward pass keeps could not be counted"]
     fits = [
-        f"{_rounded(each.batch):,} in {each.memory_bytes / GIB:.3g} GiB" for each in memory.fits
+        f"{_rounded(each.batch):,} in {plain_number(each.memory_bytes / GIB)} GiB"
+        for each in memory.fits
     ]
     return [
         f"memory of a float32 step at batch {memory.batch}: about {bytes_text(memory.peak_bytes)} "
-        f"({bytes_text(memory.fixed_bytes)} fixed, {memory.bytes_per_sample / 2**20:.2g} MiB per "
-        "sample), plus the framework's own",
+        f"({bytes_text(memory.fixed_bytes)} fixed, "
+        f"{plain_number(memory.bytes_per_sample / 2**20, 2)} MiB per sample), "
+        "plus the framework's own",
         f"largest float32 batch, roughly: {'; '.join(fits)}",
     ]
 

@@ -59,7 +59,7 @@ def _description(facts: DeviceFacts) -> str:
         "{:.1f} GiB memory": (seen.memory_bytes or 0) / GIB,
         "{} usable processors": seen.usable_cores,
         "{:g} GB/s (vendor)": facts.memory_bandwidth_gbps,
-        "{:.3g} GB/s (measured)": facts.measured_memory_bandwidth_gbps,
+        "{} GB/s (measured)": _number(facts.measured_memory_bandwidth_gbps),
         "driver {}": seen.driver,
     }
     parts = (text.format(value) for text, value in known.items() if value)

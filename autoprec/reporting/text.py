@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoprec.core.number_words import rate_number
+from autoprec.core.number_words import plain_number, rate_number
 from autoprec.core.speed.trial_results import Status
 from autoprec.reporting.flags import with_flags
 from autoprec.tuning.events import Note
@@ -65,7 +65,7 @@ def rate_text(rate: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Show a duration: "3.1 ms", "1.24 s"."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{plain_number(1e3 * seconds)} ms" if seconds < 1 else f"{plain_number(seconds)} s"
 
 
 def bytes_text(count: int) -> str:

@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from autoprec.core.number_words import about_times, milliseconds, percent, rate_number, times
+from autoprec.core.number_words import (
+    about_times,
+    milliseconds,
+    percent,
+    plain_number,
+    rate_number,
+    times,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +54,11 @@ def test_rates_have_three_digits_and_times_of_steps_two():
     assert (rate_number(1450.4), rate_number(9.876)) == ("1450", "9.88")
     said = [milliseconds(each) for each in (0.0031, 0.0994, 0.0996, 0.4123)]
     assert said == ["3.1 ms", "99 ms", "100 ms", "412 ms"]
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "text"),
+    [(12.3, 1, "10"), (154_321.0, 3, "154000"), (0.00123, 2, "0.0012"), (2.0, 3, "2")],
+)
+def test_a_number_of_few_digits_has_no_exponent(number: float, digits: int, text: str) -> None:
+    assert plain_number(number, digits) == text

@@ -9,7 +9,7 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import NOTHING_LEARNED
-from autoprec.core.profile import NOT_COMPARED, Baseline, BatchChoice, Profile
+from autoprec.core.profile import NOT_COMPARED, Baseline, BatchChoice, Profile, TriedRecipe
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe
 from autoprec.core.speed.attribution import Part
@@ -170,7 +170,7 @@ def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:
     ("origin", "said"),
     [
         (0.0, "; loss within 0.021 % at the same weights;"),
-        (999.5, "; loss within 0.021 % at the same weights, of what is above 1e+03;"),
+        (999.5, "; loss within 0.021 % at the same weights, of what is above 1000;"),
     ],
 )
 def test_what_the_loss_was_within_is_said_with_what_it_is_a_share_of(
@@ -197,9 +197,11 @@ def test_that_nothing_was_learned_is_a_warning_of_its_own_with_what_to_do() -> N
 def test_an_inconclusive_tuning_says_that_word_first_and_how_to_measure_again() -> None:
     why = "inconclusive: the search saw 13.76x, the final rounds 0.44x; float32 is kept"
     evidence = replace(FULL.evidence, inconclusive="the search saw 13.76x", reason=why)
-    said = closing_sentence(replace(FULL, evidence=evidence))
+    said = closing_sentence(replace(FULL, evidence=replace(evidence, not_covered=())))
     assert said.startswith("inconclusive: the search saw 13.76x")
     assert "--fresh" in said
+    lacked = replace(evidence, not_covered=("the rest",), tried=(TriedRecipe(Policy.FLOAT32, 32),))
+    assert "--time-limit" in closing_sentence(replace(FULL, evidence=lacked))
 
 
 def test_the_share_that_waits_for_other_ranks_is_told_where_it_was_measured() -> None:

@@ -71,7 +71,7 @@ def test_everything_that_is_known_is_shown():
     )
     for part in (
         "A title (family a-family), compute capability 8.0, 40.0 GiB memory",
-        "3 usable processors, 1555 GB/s (vendor), 1.23e+03 GB/s (measured), driver 580",
+        "3 usable processors, 1555 GB/s (vendor), 1234 GB/s (measured), driver 580",
         "native",
         "8, best 64",
         "1312",

@@ -155,3 +155,9 @@ def loaded(*ratios: float) -> type[FakeTiming]:
             return tuple(Finalist(r, plain if r == PLAIN else rates) for r in self.recipes)
 
     return Loaded
+
+
+def raced(search: SearchResult, stage: type[FakeTiming], *recipes: Recipe) -> SearchResult:
+    """The search with three rounds of a race between these at the stage's rates."""
+    finalists = tuple(Finalist(each, (stage.rate(each),) * 3) for each in recipes)
+    return replace(search, finalists=finalists)

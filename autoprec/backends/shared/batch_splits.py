@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.core.dtypes import DType
+from autoprec.core.number_words import plain_number
 
 COMPARED_BATCHES = 6
 """How many batches are cut in two and compared with their halves."""
@@ -55,7 +56,7 @@ class Splitting:
             return ()
         return (
             f"that a batch may be split was seen on {self.compared} batches only: comparing one "
-            f"with its halves takes {self.seconds:.1g} s",
+            f"with its halves takes {plain_number(self.seconds, 2)} s",
         )
 
 

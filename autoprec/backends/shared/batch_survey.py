@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autoprec.backends.shared.loader_timing import arrivals_after, seconds_per_batch
+from autoprec.core.number_words import plain_number
 
 Shape = tuple[int, ...]
 
@@ -104,7 +105,7 @@ class Survey:
     """What was seen: every look, the batches that were kept by their places, the loader's seconds.
 
     `stride` is the mean distance of those kept all over the data; `ended` says that there are no
-    more batches, `cut_short` that loading them took too long.
+    more batches, `cut_short` after how many seconds too few had been looked at (0: enough were).
     """
 
     looks: tuple[Look, ...]
@@ -112,7 +113,7 @@ class Survey:
     stride: int
     seconds: tuple[float, ...]
     ended: bool
-    cut_short: bool = False
+    cut_short: float = 0.0
 
     @property
     def varies(self) -> bool:
@@ -228,9 +229,9 @@ class Survey:
             )
         if self.cut_short:
             yield (
-                f"only {len(self.looks)} batches were looked at, for loading one takes "
-                f"{self.loader_seconds:.1g} s: whether later ones differ in shape, or may not be "
-                "split, is not known"
+                f"only {len(self.looks)} batches were looked at, which took "
+                f"{plain_number(self.cut_short, 2)} s: whether later ones differ in shape, or may "
+                "not be split, is not known"
             )
 
     def _ranges(self) -> list[tuple[str, int, int, int]]:
@@ -273,7 +274,7 @@ def survey_batches(
         kept.stride,
         tuple(seconds),
         ended,
-        late and len(looks) < _FEW_BATCHES,
+        sum(spans) if late and len(looks) < _FEW_BATCHES else 0.0,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.codec import bounded
 from autoprec.core.dtypes import DType
+from autoprec.core.number_words import plain_number
 
 #: Two timings of one product that differ by this factor were disturbed: on an idle machine repeated
 #: measurements differ by up to a fifth.
@@ -75,17 +76,17 @@ def merge_repeated_products(measured: Measurements) -> Measurements:
         kept[product.dtype] = replace(faster, slowest_gflops=slowest)
         if high > _DISTURBED_RATIO * low:
             notes.append(
-                f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "
-                "seconds: another process uses this device, so the numbers are not comparable; "
-                "measure again when it is idle"
+                f"{product.dtype} products ran at {plain_number(low)} and at {plain_number(high)} "
+                "GFLOP/s within seconds: another process uses this device, so the numbers are not "
+                "comparable; measure again when it is idle"
             )
     plain = kept.get(DType.FLOAT32)
     for product in kept.values():
         if plain and plain.gflops and (product.gflops or 0.0) > _MOST_RATIO * plain.gflops:
             notes.append(
-                f"{product.dtype} products ran at {product.gflops:.3g} GFLOP/s and float32's at "
-                f"{plain.gflops:.3g}, which no device does: another process used this one; measure "
-                "again when it is idle"
+                f"{product.dtype} products ran at {plain_number(product.gflops or 0.0)} GFLOP/s "
+                f"and float32's at {plain_number(plain.gflops)}, which no device does: another "
+                "process used this one; measure again when it is idle"
             )
     return replace(
         measured,

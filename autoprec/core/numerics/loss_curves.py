@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.number_words import percent
+from autoprec.core.number_words import percent, plain_number
 from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     Check,
@@ -108,7 +108,7 @@ def check_trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     steps = min(len(pair.reference) for pair in judged)
     problem = (
         f"after {steps} steps its loss is {percent(difference)} away from float32's, "
-        f"{ratio:.3g} times as far as small noise drives float32"
+        f"{plain_number(ratio)} times as far as small noise drives float32"
     )
     if ratio <= tolerance.trajectory_null:
         problem += f", which by then is {percent(late_noise)} away at single steps"
@@ -145,7 +145,8 @@ def check_metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     drop = reference - candidate
     if drop <= max(tolerance.metric * abs(reference), tolerance.metric_null * null):
         return numbers
-    problem = f"evaluate(model) gives {candidate:.4g} where float32 reaches {reference:.4g}"
+    reached, expected = plain_number(candidate, 4), plain_number(reference, 4)
+    problem = f"evaluate(model) gives {reached} where float32 reaches {expected}"
     return replace(numbers, problem=problem, step=len(runs[0].candidate.losses))
 
 

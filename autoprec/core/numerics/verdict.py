@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autoprec.core.number_words import percent
+from autoprec.core.number_words import percent, plain_number
 from autoprec.core.numerics.loss_curves import LossCurves, SeedRun
 from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
 from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, size_of
@@ -180,7 +180,7 @@ def describe_shares(numbers: Verdict, *, with_loss: bool = False) -> str:
     if with_loss and numbers.first_loss is not None and numbers.last_loss is not None:
         told = f"; float32's goes from {_from_to(numbers.first_loss, numbers.last_loss)}"
     if numbers.loss_origin != 0.0:
-        told += f"; shares are of the loss above {numbers.loss_origin:.3g}"
+        told += f"; shares are of the loss above {plain_number(numbers.loss_origin)}"
     return told
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import Policy
-from autoprec.core.profile import Profile
+from autoprec.core.profile import Evidence, Profile
 from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.speed.trial_results import Status
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,22 @@ def check_fit(
     return Fit(tuple(problems), tuple(warnings), inconclusive=inconclusive)
 
 
+def lacked_time(evidence: Evidence) -> bool:
+    """Say whether a limit ended an inconclusive tuning before a second policy ran."""
+    ran = {each.policy for each in evidence.tried if each.status is Status.OK}
+    return bool(evidence.inconclusive and evidence.not_covered and len(ran) == 1)
+
+
 def _describe_inconclusive(profile: Profile) -> str:
     policy = profile.recipe.policy
     kept = policy is Policy.FLOAT32 and not profile.recipe.forced
     what = "float32 was kept" if kept else f"what {policy} gains is not known"
+    again = f"Tune again on an idle machine: `{profile.task.tune_command('--fresh')}`"
+    if lacked_time(profile.evidence):
+        again = f"Give it more time: `{profile.task.tune_command()}`"
     return (
         f"this profile's tuning was inconclusive: {what}, because {profile.evidence.inconclusive}. "
-        f"Tune again on an idle machine: `{profile.task.tune_command('--fresh')}`"
+        f"{again}"
     )
 
 

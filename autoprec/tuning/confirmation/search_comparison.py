@@ -12,6 +12,7 @@ from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.consistency import RecipeRates, contradict, find_inconsistencies
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.selection import Finalist
+from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.trials import Trials
 
 
@@ -63,6 +64,16 @@ def lost_without_reason(trials: Trials, raced: Sequence[Finalist]) -> str:
                 f"and at {ratio.in_words()} in the comparison"
             )
     return ""
+
+
+def untried_policies(search: SearchResult) -> str:
+    """Say that a limit left time for the baseline's policy alone; "" if another one ran."""
+    trials, own = search.trials, search.baseline.policy
+    others = [policy.value for policy in trials.space.policies if policy is not own]
+    ran = any(search.of_policy(policy) for policy in others)
+    if ran or not others or not search.not_covered or trials.rehearsed:
+        return ""
+    return f"the time limit left no time to try {' or '.join(others)}"
 
 
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:

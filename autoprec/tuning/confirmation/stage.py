@@ -35,6 +35,7 @@ from autoprec.tuning.confirmation.search_comparison import (
     is_far_slower,
     lost_without_reason,
     searched_ratio,
+    untried_policies,
     why_baseline,
 )
 from autoprec.tuning.events import Stage
@@ -132,7 +133,7 @@ class _Confirmation:
         trials, baseline = self.search.trials, self._baseline
         reason = why_baseline(trials, baseline)
         raced = self.search.finalists
-        doubts = ""
+        doubts = untried_policies(self.search)
         if raced:
             doubts = inconsistencies(trials, raced[0], None) or lost_without_reason(trials, raced)
         if doubts:

@@ -13,6 +13,7 @@ from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
+from autoprec.core.profile import TriedRecipe
 from autoprec.core.profile.fit import Fit, carry_over, check_fit, minor_version, select_profile
 from tests.core.example_profile import HERE, PROFILE, SOFTWARE
 
@@ -211,6 +212,13 @@ def test_an_inconclusive_tuning_is_said_with_what_was_kept_and_what_to_do():
         (said,) = found.warnings
         assert f"was inconclusive: {kept}, because two paces" in said
         assert f"idle machine: `autoprec tune {PROFILE.task.file} --fresh`" in said
+
+
+def test_a_tuning_that_lacked_time_is_to_be_given_more():
+    ran = (TriedRecipe(Policy.FLOAT32, 32),)
+    evidence = replace(INCONCLUSIVE.evidence, tried=ran, not_covered=("the rest",))
+    (said,) = check_fit(replace(INCONCLUSIVE, evidence=evidence), HERE, SOFTWARE).warnings
+    assert said.endswith(f"Give it more time: `autoprec tune {PROFILE.task.file}`")
 
 
 def test_an_inconclusive_profile_is_selected_only_where_no_other_matches():

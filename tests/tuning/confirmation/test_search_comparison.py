@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoprec.core.recipe import Recipe
@@ -14,6 +16,7 @@ from tests.tuning.fake_timing import (
     confirmed,
     loaded,
     proven,
+    raced,
     searched,
 )
 
@@ -89,3 +92,34 @@ def test_why_the_baseline_is_the_answer_is_not_said_of_what_was_not_seen(
     search = searched(*seen)
     result = confirmed(search, [])
     assert result.choice.reason == said
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        (("recipes the search had no time to try",), "no time to try mixed_bfloat16"),
+        ((), ""),
+    ],
+)
+def test_a_limit_that_left_time_for_float32_alone_is_no_answer(
+    left_out: tuple[str, ...], said: str
+) -> None:
+    search = replace(searched((PLAIN, 10.0)), not_covered=left_out)
+    result = confirmed(search, [])
+    assert result.choice.recipe == PLAIN
+    assert (said in result.inconclusive) if said else not result.inconclusive
+
+
+@pytest.mark.parametrize(("searched_rate", "doubted"), [(96.0, True), (40.0, False)])
+def test_a_recipe_that_led_the_search_by_far_and_lost_the_race_is_not_refused_by_that(
+    search: SearchResult, searched_rate: float, doubted: bool
+) -> None:
+    """Whoever slowed it in the race slowed nothing in the search."""
+    search = raced(searched((PLAIN, 32.0), (FAST[32], searched_rate)), FakeTiming, PLAIN, FAST[32])
+    plain, rival = search.finalists
+    slowed = replace(rival, rates=tuple(0.23 * rate for rate in plain.rates[:3]))
+    if not doubted:
+        slowed = replace(rival, rates=tuple(0.9 * rate for rate in plain.rates))
+    result = confirmed(replace(search, finalists=(plain, slowed)), [])
+    assert result.choice.recipe == PLAIN
+    assert ("ran at 3.00x the speed of the baseline" in result.inconclusive) is doubted

@@ -34,6 +34,7 @@ from tests.tuning.fake_timing import (
     confirmed,
     loaded,
     proven,
+    raced,
     searched,
 )
 
@@ -261,12 +262,6 @@ def with_close_rival(search: SearchResult) -> SearchResult:
     return replace(search, trials=replace(search.trials, history=history))
 
 
-def raced(search: SearchResult, stage: type[FakeTiming], *recipes: Recipe) -> SearchResult:
-    """The search with three rounds of a race between these at the stage's rates."""
-    finalists = tuple(Finalist(each, (stage.rate(each),) * 3) for each in recipes)
-    return replace(search, finalists=finalists)
-
-
 class Contests(FakeTiming):
     """Remembers who ran, in this test."""
 
@@ -382,22 +377,6 @@ def test_a_baseline_that_raced_at_another_pace_than_it_was_searched_at_is_inconc
     result = confirmed(search, [])
     assert result.choice.recipe == PLAIN
     assert "float32, batch 32 ran at 9985 samples/s in the search" in result.inconclusive
-
-
-@pytest.mark.usefixtures("contests")
-@pytest.mark.parametrize(("searched_rate", "doubted"), [(96.0, True), (40.0, False)])
-def test_a_recipe_that_led_the_search_by_far_and_lost_the_race_is_not_refused_by_that(
-    searched_rate: float, doubted: bool
-) -> None:
-    """Whoever slowed it in the race slowed nothing in the search."""
-    search = raced(searched((PLAIN, 32.0), (FAST[32], searched_rate)), FakeTiming, PLAIN, FAST[32])
-    plain, rival = search.finalists
-    slowed = replace(rival, rates=tuple(0.23 * rate for rate in plain.rates[:3]))
-    if not doubted:
-        slowed = replace(rival, rates=tuple(0.9 * rate for rate in plain.rates))
-    result = confirmed(replace(search, finalists=(plain, slowed)), [])
-    assert result.choice.recipe == PLAIN
-    assert ("ran at 3.00x the speed of the baseline" in result.inconclusive) is doubted
 
 
 @pytest.mark.parametrize(("on_cpu", "rounds"), [(True, SPEED.min_rounds), (False, 5)])
