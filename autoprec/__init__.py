@@ -1,4 +1,4 @@
-"""Measure which training precision is fastest on this device, prove it, and apply it.
+"""Measure which training precision is fastest on this device, check it, and apply it.
 
     autoprec probe
     autoprec tune model.py

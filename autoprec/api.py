@@ -73,7 +73,7 @@ __all__ = [
 
 @takes(Arguments)
 def tune(given: Arguments) -> Profile:
-    """Measure, prove and choose the recipe for a task; write its profile and return it.
+    """Measure, check and choose the recipe for a task; write its profile and return it.
 
     The task is a file, or objects: a function without arguments, or what it would return (parts of
     a loop, a trainer, a compiled model; see docs/tune-what-exists.md), which travel to the workers.

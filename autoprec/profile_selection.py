@@ -100,7 +100,7 @@ def _fallback(
     measured = measured_choice(distrust_native_support(known, missing_kernels))
     said = f"training in {measured.policy}, because {measured.reasons[0]}"
     if measured.policy is not Policy.FLOAT32:
-        said += "; that it trains like float32 is not proven"
+        said += "; that it trains like float32 is not checked"
     said += f". {tune_here}"
     if by_rules not in (measured.policy, Policy.FLOAT32):
         said += f", or take {by_rules} unmeasured with fallback='rules'"

@@ -88,11 +88,11 @@ def verify(
     wait: bool = False,
     listener: Listener | None = None,
 ) -> Verification:
-    """Measure and prove a profile's recipe again; say which of its claims still hold.
+    """Measure and check a profile's recipe again; say which of its claims still hold.
 
     `task` is the profile's task file, by default the one that it names, in its own folder. The
     recipe and float32 are timed in alternation for `rounds`, twice as many where that decides
-    nothing, and its first 30 steps at most are proven: from the weights in `checkpoint`, such as
+    nothing, and its first 30 steps at most are checked: from the weights in `checkpoint`, such as
     those of a training whose checks failed, or from new ones. A script runs with the `arguments`
     and up to the call number `at` of its tuning, unless others are given. Nothing is written.
     `listener` is called with every event. Raises `ProfileMismatch` if the profile is for another

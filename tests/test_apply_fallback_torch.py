@@ -89,7 +89,7 @@ def test_what_was_measured_on_this_machine_decides(
     assert chosen is policy
     if policy.mixed:
         assert "bfloat16 products were measured at 3.1x float32's (this device, on 2026" in said
-        assert "is not proven" in said
+        assert "is not checked" in said
 
 
 def test_a_damaged_memory_of_a_measurement_is_told_and_left_out(

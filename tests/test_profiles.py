@@ -313,7 +313,7 @@ def test_a_wrong_file_is_told_with_its_name_and_the_problem(tmp_path, text, mess
         ({"recipe__batch_size": 0}, "recipe.batch_size: 0 given, expected a number from 1 to"),
         ({"recipe__batch_size": "8"}, "recipe.batch_size: '8' given, expected an integer"),
         ({"recipe__compile": 1}, "recipe.compile: 1 given, expected true or false"),
-        ({"recipe__knobs": {"thread": 1}}, "unknown knob 'thread'; did you mean 'threads'"),
+        ({"recipe__knobs": {"thread": 1}}, "unknown setting 'thread'; did you mean 'threads'"),
         ({"recipe__alignement": 8}, "recipe.alignement: unknown key; did you mean 'alignment'"),
         ({"evidence__speedup__low": -1.0}, "evidence.speedup.low: -1.0 given, expected a number"),
         ({"device__fingerprint__kind": "gpu"}, "device.fingerprint.kind: 'gpu' given, expected"),

@@ -129,7 +129,7 @@ class Recipe:
             )
         if self.uses_float8 and not may_use_float8(self.policy, self.compile):
             raise UsageError(
-                f"knob {FLOAT8} with policy {self.policy} and compile {self.compile} given, "
+                f"setting {FLOAT8} with policy {self.policy} and compile {self.compile} given, "
                 f"expected policy {Policy.MIXED_BFLOAT16} and compile True: it refines compiled "
                 f"bfloat16. Set both, or leave {FLOAT8} out"
             )
@@ -289,15 +289,17 @@ def check_knob(name: str, value: KnobValue) -> None:
     knob = KNOBS.get(name)
     if knob is None:
         raise UsageError(
-            f"unknown knob {abbreviate(name)}{did_you_mean(name, KNOBS)} "
+            f"unknown setting {abbreviate(name)}{did_you_mean(name, KNOBS)} "
             f"(known: {', '.join(KNOBS)})"
         )
     if knob.values:
         if not any(value == v and type(value) is type(v) for v in knob.values):
             allowed = ", ".join(str(v) for v in knob.values)
-            raise UsageError(f"knob {name}: {abbreviate(value)} given, expected one of {allowed}")
+            raise UsageError(
+                f"setting {name}: {abbreviate(value)} given, expected one of {allowed}"
+            )
     elif type(value) is not int or not knob.low <= value <= knob.high:
         raise UsageError(
-            f"knob {name}: {abbreviate(value)} given, expected an integer from {knob.low} to "
+            f"setting {name}: {abbreviate(value)} given, expected an integer from {knob.low} to "
             f"{knob.high}"
         )

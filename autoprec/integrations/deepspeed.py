@@ -34,14 +34,14 @@ def config(profile: str | Path | Profile | Recipe | None) -> dict[str, Any]:
     if lost:
         raise UsageError(
             f"DeepSpeed with this profile: it has no setting for {', '.join(lost)}, and the "
-            "profile was proven with it. Tune with --policies mixed_bfloat16,float32, or train "
+            "profile was checked with it. Tune with --policies mixed_bfloat16,float32, or train "
             "with DDP or FSDP2, which take the whole profile"
         )
     if left:
         told = ", ".join(f"{name} ({what})" for name, what in left.items())
         warnings.warn(
             f"DeepSpeed has no setting for {told}, which was part of what was timed; the training "
-            "is the one that was proven. To silence: filter autoprec.errors.AutoprecWarning",
+            "is the one that was checked. To silence: filter autoprec.errors.AutoprecWarning",
             AutoprecWarning,
             stacklevel=2,
         )

@@ -75,7 +75,7 @@ REFUSALS = (
     ),
     Refusal(
         _fact("finds_batch"),
-        "{finds_batch} changes the batch during training, and the profile was proven with its own",
+        "{finds_batch} changes the batch during training, and the profile was checked with its own",
         "switch it off: the tuning has found the batch",
     ),
     Refusal(

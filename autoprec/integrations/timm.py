@@ -45,7 +45,7 @@ def parts(
     if given != (loop.batch_size, loop.accumulation_steps):
         raise UsageError(
             f"{TRAINER}: --batch-size {given[0]} --grad-accum-steps {given[1]} given, and the "
-            f"profile was proven with {loop.batch_size} and {loop.accumulation_steps}. Give it "
+            f"profile was checked with {loop.batch_size} and {loop.accumulation_steps}. Give it "
             f"--batch-size {loop.batch_size} --grad-accum-steps {loop.accumulation_steps}, which "
             "its learning rate is made for, too"
         )

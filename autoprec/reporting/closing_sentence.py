@@ -111,7 +111,7 @@ def _loader_limit(profile: Profile) -> str:
 def _caveat(profile: Profile) -> str:
     """Say that the gain is not due to precision; empty if it is."""
     if profile.recipe.policy is Policy.FLOAT32:  # the others were slower, refused, or not proven
-        return "no lower precision was both faster and proven; "
+        return "no lower precision was both faster and passed its check; "
     waterfall = profile.evidence.waterfall
     own = [part.speedup for part in waterfall if part.what in (FLOAT8, PRECISION)]
     pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + SPEED.min_gain for part in own)

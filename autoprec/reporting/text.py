@@ -37,7 +37,12 @@ def status_text(status: Status) -> str:
     return status.value.replace("_", " ")
 
 
-_STAGES = {"preflight": "first step", "reranking": "comparison", "islands": "float32 modules"}
+_STAGES = {
+    "preflight": "first step",
+    "reranking": "comparison",
+    "proof": "check",
+    "islands": "float32 modules",
+}
 
 _PHASES = {
     "load": "loading the task",

@@ -228,7 +228,7 @@ def _costs(event: Finished) -> str:
     trials = "1 trial" if evidence.trials == 1 else f"{evidence.trials} trials"
     text = f"{trials} in {evidence.tuning_seconds:.0f} s"
     if evidence.proof_seconds:
-        text += f", of which {evidence.proof_seconds:.0f} s for proofs"
+        text += f", of which {evidence.proof_seconds:.0f} s for checks"
     peaks = [o.measurement.peak_memory_bytes for o in event.outcomes if o.measurement is not None]
     if peaks and evidence.memory_budget_bytes:
         allowed = bytes_text(evidence.memory_budget_bytes)

@@ -120,7 +120,7 @@ def _read_words(given: Iterable[str]) -> tuple[str, ...]:
 
 _ranks = partial(Setting, group="several devices")
 _search = partial(Setting, group="search")
-_proof = partial(Setting, group="proof")
+_proof = partial(Setting, group="check")
 _study = partial(Setting, group="study")
 
 
@@ -185,7 +185,7 @@ class Options:
         "run at most this many trials (default: until no recipe is worth another)"
     )
     time_limit: float | None = _search(None, "SECONDS", above=0, new="result").says(
-        "time for the whole tuning, shared by search, proof and confirmation; what could not be "
+        "time for the whole tuning, shared by search, check and confirmation; what could not be "
         "covered is reported (default: no limit)"
     )
     search_limit: float | None = _search(None, "SECONDS", above=0, new="result").says(
@@ -207,11 +207,11 @@ class Options:
         expected=_KNOBS,
         new="study",
     ).says(
-        "values to try for another knob besides its default, such as threads=2,1 (an unknown name "
-        "lists all knobs)"
+        "values to try for another setting besides its default, such as threads=2,1 (an unknown "
+        "name lists all)"
     )
     extras: bool = _search(True, new="study").says(
-        "try only policy, batch size, memory layout and XLA, no other knobs"
+        "try only policy, batch size, memory layout and XLA, no other settings"
     )
     memory_bytes: int | None = _search(None, "BYTES", above=0).says(
         "memory that a trial may take: main memory on a CPU, of all ranks together, else the "
@@ -243,17 +243,17 @@ class Options:
         expected=f"{MIN_STEPS} or more: fewer steps are no training that could be compared",
         new="result",
     ).says(
-        "most steps of the check against float32, the proof (default: 8, 30, 120 or 480, by the "
+        "most steps of the check against float32 (default: 8, 30, 120 or 480, by the "
         "cost of a float32 step)"
     )
     proof_seconds: float | None = _proof(None, "S", above=0, new="result").says(
-        "choose the steps of a proof so that it takes about this many seconds at most (default: 60)"
+        "choose the steps of a check so that it takes about this many seconds at most (default: 60)"
     )
     checkpoint: Read[str | Path | None, Path | None] = _proof(
         None, "FILE", read_as=_read_checkpoint
     ).says(
         "start from the weights in this file (torch.save, .safetensors, .weights.h5 or .keras; "
-        "the optimizer starts fresh), so that the proof covers late training"
+        "the optimizer starts fresh), so that the check covers late training"
     )
     tolerance: float = _proof(1.0, "FACTOR", above=0, new="result").says(
         "widen (above 1) or narrow (below 1) the limits of what counts as equal"

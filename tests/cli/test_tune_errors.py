@@ -37,7 +37,7 @@ USAGE = {
     "a batch of nothing": (("--batch-sizes", "0"), "0"),
     "a range the wrong way": (("--batch-sizes", "64-8"), "64-8"),
     "an unknown sampler": (("--sampler", "nosuch"), "cost, tpe, grid, random"),
-    "an unknown knob": (("--knob", "speed=1"), "unknown knob 'speed'"),
+    "an unknown knob": (("--knob", "speed=1"), "unknown setting 'speed'"),
     "a knob without levels": (("--knob", "threads"), "NAME=VALUE"),
     "a knob's wrong level": (("--knob", "threads=fast"), "threads"),
     "an unknown device": (("--device", "abacus"), "abacus"),

@@ -79,9 +79,9 @@ def test_another_policy_brings_its_loss_scale_and_drops_the_islands(recipe, poli
         ({"alignment": {"multiple": 5000}}, "alignment.multiple: 5000 given"),
         ({"memory_format": "nhwc"}, "memory_format: 'nhwc' given, expected one of contiguous"),
         ({"compile": 1}, "compile: 1 given, expected true or false"),
-        ({"knobs": {"thread": 1}}, r"unknown knob 'thread'; did you mean 'threads'\? \(known: "),
-        ({"knobs": {"threads": 0}}, "knob threads: 0 given, expected an integer from 1 to 4096"),
-        ({"knobs": {"threads": True}}, "knob threads: True given, expected an integer"),
+        ({"knobs": {"thread": 1}}, r"unknown setting 'thread'; did you mean 'threads'\? \(known: "),
+        ({"knobs": {"threads": 0}}, "setting threads: 0 given, expected an integer from 1 to 4096"),
+        ({"knobs": {"threads": True}}, "setting threads: True given, expected an integer"),
         ({"knobs": {"cudnn_benchmark": 1}}, "cudnn_benchmark: 1 given, expected one of True, F"),
         ({"knobs": {"compile_mode": "fast"}}, "'fast' given, expected one of default, reduce"),
         (
@@ -116,7 +116,9 @@ def test_float8_refines_compiled_bfloat16_alone(policy, compiled):
     refined = Recipe("mixed_bfloat16", compile=True, knobs={"float8": True, "threads": 2})
     assert refined.uses_float8
     assert refined.with_policy(Policy.FLOAT32).knobs == {"threads": 2}
-    given = f"knob float8 with policy {policy} and compile {compiled} given, expected policy mixed"
+    given = (
+        f"setting float8 with policy {policy} and compile {compiled} given, expected policy mixed"
+    )
     with pytest.raises(UsageError, match=f"{given}_bfloat16 and compile True: .* leave float8 out"):
         replace(refined, policy=Policy(policy), compile=compiled)
     off = replace(refined, policy=Policy(policy), compile=compiled, knobs={"float8": False})

@@ -221,7 +221,7 @@ def run_until(child: subprocess.Popen[str], word: str, number: int) -> str:
         return said + child.stderr.read()
 
 
-MOMENTS = ("  trial ", "  trial ", "proof: ", "confirmation: ")
+MOMENTS = ("  trial ", "  trial ", "check: ", "confirmation: ")
 
 
 def test_kills_at_every_stage_lose_nothing(

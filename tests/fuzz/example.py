@@ -82,7 +82,7 @@ FULL = Profile(
         warnings=("the loader is slow",),
         waterfall=(Part("precision", Ratio(1.8, 1.7, 1.9, 9), "float32, batch 256"),),
         inconclusive="the search saw 13.76x, the final rounds 0.44x",
-        not_covered=("the proof of tf32",),
+        not_covered=("the check of tf32",),
         tried=(
             TriedRecipe(Policy.FLOAT32, 512, "channels_last", Status.OK, 1000.0),
             TriedRecipe(Policy.MIXED_FLOAT16, 1024, "", Status.OUT_OF_MEMORY, 0.0, "8 GiB needed"),

@@ -137,7 +137,7 @@ def test_images_are_laid_out_for_a_module_that_is_never_called_itself() -> None:
 def test_a_loader_of_another_batch_is_named_once() -> None:
     made = plugin(recipe_of(Policy.MIXED_BFLOAT16), package="lightning")
     trainer = trainer_of("lightning", made, max_epochs=1)
-    with pytest.warns(AutoprecWarning, match="batches of 4 .* proven with 8") as found:
+    with pytest.warns(AutoprecWarning, match="batches of 4 .* checked with 8") as found:
         trainer.fit(module_of("lightning"), loader(32, 4))
     assert len([each for each in found if each.category is AutoprecWarning]) == 1
 

@@ -148,7 +148,7 @@ SAID: dict[str, tuple[Any, Recipe, str]] = {
     "a loader of another batch": (
         net,
         Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4),
-        r"batches of 8 and .* proven with 4: give the loader batch_size=4"
+        r"batches of 8 and .* checked with 4: give the loader batch_size=4"
         r"|update holds 4 samples .* held 8 by the arguments.* keep_batch=True",
     ),
 }

@@ -142,7 +142,9 @@ def test_float8_is_precision_that_may_pay_alone() -> None:
 
 def test_of_float32_no_more_is_said_than_that_nothing_else_was_faster_and_proven() -> None:
     float32 = made(replace(WINNER, policy=Policy.FLOAT32), 3.5, batch=3.2, kept_memory=1.1)
-    assert headline(float32).startswith("no lower precision was both faster and proven; float32, ")
+    assert headline(float32).startswith(
+        "no lower precision was both faster and passed its check; float32, "
+    )
 
 
 def test_one_part_needs_no_lines_of_its_own() -> None:
@@ -190,7 +192,7 @@ def test_that_nothing_was_learned_is_a_warning_of_its_own_with_what_to_do() -> N
     assert said.endswith(
         ". Warning: the loss did not fall in these steps, so they say little about later "
         "training; start from weights that have trained for a while (--checkpoint), or give the "
-        "proof more steps (--proof-steps)"
+        "check more steps (--proof-steps)"
     )
 
 

@@ -125,7 +125,7 @@ def test_a_notebook_shows_one_line_that_is_empty_at_the_end_and_warnings_stay() 
     clock.now += 1.0
     notebook(Stage("proof", "mixed_bfloat16"))
     notebook(Progress("trace", 1))  # too soon after that to be shown
-    assert repr(cell.shown[0]) == "proof: mixed_bfloat16"
+    assert repr(cell.shown[0]) == "check: mixed_bfloat16"
     notebook(Note("others are busy", warning=True))
     notebook(Finished(SimpleNamespace(), (), "place"))  # type: ignore[arg-type]
     assert [repr(line) for line in cell.shown] == ["", "warning: others are busy"]

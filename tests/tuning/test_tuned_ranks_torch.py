@@ -86,7 +86,7 @@ def test_it_is_for_two_ranks_and_proven_there(tuned: Path) -> None:
     assert ranks is not None
     assert ranks.world_size == 2
     assert profile.recipe.effective_batch >= BATCH
-    assert "proven at 2 ranks" in profile.evidence.parity.reason
+    assert "checked at 2 ranks" in profile.evidence.parity.reason
 
 
 def test_on_two_ranks_it_is_applied_as_tuned(tuned: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def require_trainable(
     if not math.isfinite(loss):
         raise TaskError(
             f"{task_name}: the loss of the first batch is {loss} in float32, so no training can "
-            f"be measured or proven: {origin()}"
+            f"be measured or checked: {origin()}"
         )
     if nonfinite_gradients:
         raise TaskError(

@@ -41,7 +41,7 @@ class WhatRan:
             f"islands that ran: {', '.join(map(_title, self.islands)) or 'none'}",
             f"padded modules that ran: {', '.join(map(_title, self.padded)) or 'none'}",
             f"memory format {self.memory_format or 'of no convolution'}",
-            f"batch {self.batch} (proven with {recipe.batch_size})",
+            f"batch {self.batch} (checked with {recipe.batch_size})",
         ]
         if self.compiled:
             told[1:5] = ["compiled, so that its modules are not seen"]
@@ -52,7 +52,7 @@ class WhatRan:
         found = []
         if self.batch is not None and self.batch != recipe.batch_size:
             found.append(
-                f"the loader gives batches of {self.batch} and the profile was proven with "
+                f"the loader gives batches of {self.batch} and the profile was checked with "
                 f"{recipe.batch_size}: give the loader batch_size={recipe.batch_size}"
             )
         if self.calls is not None and self.calls < recipe.accumulation_steps:

@@ -390,7 +390,7 @@ def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> 
 def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
     """Say that single steps are equal, if there are any, and that nothing was trained."""
     if not evidence.comparisons:
-        reason = f"nothing could be compared with float32; give the proof more {STEPS_SETTING}"
+        reason = f"nothing could be compared with float32; give the check more {STEPS_SETTING}"
         return replace(numbers, verdict="unproven", reason=reason)
     said = f"equal at single steps, but nothing was trained: {describe_single_steps(numbers)}"
     return replace(numbers, verdict="equal at single steps", reason=said + describe_shares(numbers))

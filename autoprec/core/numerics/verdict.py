@@ -124,7 +124,7 @@ NOTHING_TO_COMPARE = (
 """What is said of a proof in which float32 has no loss at all."""
 
 HOW_TO_SEE_LEARNING = (
-    "start from weights that have trained for a while (`checkpoint`), or give the proof more steps "
+    "start from weights that have trained for a while (`checkpoint`), or give the check more steps "
     "(`proof_steps`)"
 )
 """What to do about that."""
@@ -168,7 +168,7 @@ def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence) ->
     if evidence.trained_batch:
         told += f"; trained at batch {evidence.trained_batch}"
     if evidence.ranks:
-        told += f"; proven at {evidence.ranks}"
+        told += f"; checked at {evidence.ranks}"
     if numbers.not_covered:
         told += f" (not covered: {'; '.join(numbers.not_covered)})"
     return told

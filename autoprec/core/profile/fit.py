@@ -170,14 +170,14 @@ def carry_over(
         if paths:
             notes.append(
                 f"{what} ({', '.join(paths[:3])}) names modules of the {made} model and is left "
-                f"out: without it {recipe.policy} is not proven"
+                f"out: without it {recipe.policy} is not checked"
             )
     if recipe.compile:
         notes.append(f"compile was measured with {made} and is left off")
     if recipe.memory_format != "contiguous":
         notes.append(f"memory_format {recipe.memory_format} is {made}'s and is left out")
     foreign = [name for name in recipe.knobs if name not in knobs]
-    notes += [f"the knob {name} is {made}'s and is left out" for name in foreign]
+    notes += [f"the setting {name} is {made}'s and is left out" for name in foreign]
     kept = replace(
         recipe,
         float32_modules=(),

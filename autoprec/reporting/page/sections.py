@@ -184,7 +184,7 @@ def _trials(profile: Profile) -> str:
     seconds = shown(evidence.tuning_seconds, seconds_text)
     spent = f"{shown(evidence.trials, str)} trials in {seconds}"
     if evidence.proof_seconds:
-        spent += f", of which {shown(evidence.proof_seconds, seconds_text)} for proofs"
+        spent += f", of which {shown(evidence.proof_seconds, seconds_text)} for checks"
     return section("All trials", tag("p", f"{spent}."), table(head, rows, numbers=(1, 3)))
 
 

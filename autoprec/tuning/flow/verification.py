@@ -96,8 +96,8 @@ def _changes(job: TuningJob, profile: Profile, fingerprint: str) -> tuple[str, .
     started = profile.evidence.checkpoint
     if started is not None and job.checkpoint != started:
         found.append(
-            f"this profile was proven from the weights in {started.file}; give the same file as "
-            "`checkpoint` to prove it from there again"
+            f"this profile was checked from the weights in {started.file}; give the same file as "
+            "`checkpoint` to check it from there again"
         )
     return tuple(found)
 
@@ -181,7 +181,7 @@ def _prove_again(job: TuningJob, profile: Profile, runner: Runner) -> Verdict | 
         verdict = proof.prove(recipe)
     except WorkerFailure as failure:
         raise_unrelated(failure)
-        verdict = Verdict("unproven", f"the proof ended with {failure.kind}: {failure.message}")
+        verdict = Verdict("unproven", f"the check ended with {failure.kind}: {failure.message}")
     job.listener(Judged(recipe, verdict.verdict, verdict.reason))
     return verdict
 

@@ -59,7 +59,7 @@ def _proof_warnings(result: TuningResult) -> list[str]:
     """Warn of a proof that says little, and of buffers that it leaves open."""
     proven, found = result.confirmation.proven, []
     if proven is not None and proven.verdict.caveat:
-        found.append(f"the proof says little: {proven.verdict.caveat}; {HOW_TO_SEE_LEARNING}")
+        found.append(f"the check says little: {proven.verdict.caveat}; {HOW_TO_SEE_LEARNING}")
     if proven is not None and proven.verdict.buffers:
         found.append(
             f"{proven.verdict.buffers}. If evaluation needs more digits, name the modules that "

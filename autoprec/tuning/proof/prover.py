@@ -124,7 +124,7 @@ class Prover:
         except WorkerFailure as failure:
             raise_unrelated(failure)
             self._proof.forget()
-            reason = f"the proof ended with {failure.kind}: {failure.message[:200]}"
+            reason = f"the check ended with {failure.kind}: {failure.message[:200]}"
             attempt = self._refuse(recipe, reason)
             return replace(attempt, seconds=time.monotonic() - started)
         attempt = replace(attempt, seconds=time.monotonic() - started)

@@ -305,7 +305,7 @@ def _check_finite(reference: Trajectory, recipe: Recipe) -> None:
     raise TaskError(
         f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
         f"{describe_batch_of(recipe)}, so "
-        "nothing can be proven against it. "
+        "nothing can be compared with it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )
 

@@ -151,7 +151,7 @@ def _provable_in_time(
     fastest, kept = shortlist(own, space, count=1), shortlist(timely, space, count=1)
     if kept == fastest or not kept or kept[0].rate < SPEED.may_be_fastest_share * float32:
         return own, result
-    left_out = f"the proof of {name_recipe(space.recipe(fastest[0].point))}, which is faster"
+    left_out = f"the check of {name_recipe(space.recipe(fastest[0].point))}, which is faster"
     return timely, replace(result, not_covered=(*result.not_covered, left_out))
 
 
@@ -170,10 +170,10 @@ def _without_time(
     free = [each for each in own if is_exact(space.recipe(each.point))]
     fastest, needs_none = shortlist(own, space, count=1), shortlist(free, space, count=1)
     if fastest != needs_none:
-        left_out = f"the proof of {policy}" + ("'s fastest recipe" if needs_none else "")
+        left_out = f"the check of {policy}" + ("'s fastest recipe" if needs_none else "")
         result = replace(result, not_covered=(*result.not_covered, left_out))
     if not needs_none:
-        return _refused(result, policy, "no time was left to prove it")
+        return _refused(result, policy, "no time was left to check it")
     free = [each for each in free if each.rate >= floor]
     return _prove_first_healthy(shortlist(free, space, count=1), free, space, prover, result)
 

@@ -152,7 +152,7 @@ class Search:
         if out_of_time:
             said.append("recipes the search had no time to try")
         elif any(size > most for size in self._space.batch_sizes if size not in tried):
-            said.append("batches whose steps are too long to be proven in the time")
+            said.append("batches whose steps are too long to be checked in the time")
         return tuple(said)
 
     def _time_limit_reached(self) -> Stop | None:

@@ -66,7 +66,7 @@ def _check_baseline(job: TuningJob, baseline: Point, outcome: Outcome | None) ->
     if outcome.measurement is not None and not outcome.measurement.finite:
         raise TaskError(
             f"{job.task.name}: in float32 the loss became inf or NaN within the first steps at "
-            f"batch {baseline[BATCH]}, so nothing can be proven against it. Look for inf or NaN in "
+            f"batch {baseline[BATCH]}, so nothing can be compared with it. Look for inf or NaN in "
             "the data after the first batch, or lower the learning rate"
         )
 

@@ -86,7 +86,7 @@ def build_space(
         job.listener(
             Note(
                 "tf32 is not tried: the task's float32 products are TF32 already, in the baseline "
-                "and in the proof's float32 as well"
+                "and in the check's float32 as well"
             )
         )
     if task.low_precision:
@@ -161,19 +161,19 @@ def _requested_knobs(
     for name, values in job.options.knobs.items():
         levels = _after_default(name, values, task)
         if name not in known:
-            job.listener(Note(f"knob {name} does not apply to {task.framework} and is left out"))
+            job.listener(Note(f"setting {name} does not apply to {task.framework} and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
-            job.listener(Note(f"knob {name} needs glibc's malloc on a CPU and is left out"))
+            job.listener(Note(f"setting {name} needs glibc's malloc on a CPU and is left out"))
         elif name == FLOAT8:
             against = _against_float8(job, task, facts, policies)
             found[name] = () if against else levels
             if against and not is_told_of(facts):
-                job.listener(Note(f"knob {name} is left out: {against}"))
+                job.listener(Note(f"setting {name} is left out: {against}"))
         elif name == _ROUNDING_KNOB and job.options.float32_modules:
             job.listener(
                 Note(
-                    f"knob {name} rounds every float32 product, even those of `float32_modules`, "
-                    "and is left out"
+                    f"setting {name} rounds every float32 product, even those of "
+                    "`float32_modules`, and is left out"
                 )
             )
         elif name == COMPILE_MODE:
@@ -183,7 +183,7 @@ def _requested_knobs(
     for name, levels in found.items():
         if len(levels) == 1 and len(job.options.knobs[name]) == 1:
             job.listener(
-                Note(f"knob {name}: nothing to compare {levels[0]} with, so it is left out")
+                Note(f"setting {name}: nothing to compare {levels[0]} with, so it is left out")
             )
     return {name: levels for name, levels in found.items() if len(levels) > 1}
 
@@ -200,12 +200,13 @@ def _safe_modes(
     if whole is not None and whole not in sizes:
         against.append(f"{_LOST_IN_GRAPHS}; --batch-sizes {whole} splits none")
     if against:
-        job.listener(Note(f"knob {COMPILE_MODE}: {graphs} left out: {'; '.join(against)}"))
+        job.listener(Note(f"setting {COMPILE_MODE}: {graphs} left out: {'; '.join(against)}"))
         return tuple(level for level in levels if level not in GRAPH_MODES)
     if whole is not None and len(sizes) > 1:
         job.listener(
             Note(
-                f"knob {COMPILE_MODE}: {graphs} tried at batch {whole} alone, for {_LOST_IN_GRAPHS}"
+                f"setting {COMPILE_MODE}: {graphs} tried at batch {whole} alone, "
+                f"for {_LOST_IN_GRAPHS}"
             )
         )
     return levels

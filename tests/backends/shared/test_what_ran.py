@@ -26,14 +26,14 @@ def test_all_that_ran_is_one_line_and_no_problem() -> None:
     assert RIGHT.problems(RECIPE) == ()
     assert RIGHT.line(RECIPE) == (
         "after the first update: mixed_bfloat16; first product in bfloat16; islands that ran: "
-        "head; padded modules that ran: none; memory format channels_last; batch 8 (proven with 8)"
+        "head; padded modules that ran: none; memory format channels_last; batch 8 (checked with 8)"
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"batch": 4}, "batches of 4 and the profile was proven with 8: give the loader batch_si"),
+        ({"batch": 4}, "batches of 4 and the profile was checked with 8: give the loader batch_si"),
         ({"calls": 1}, "made of 1 micro-batches, and the profile accumulates 2 of 8"),
         ({"dtype": "float32"}, "ran in float32, and mixed_bfloat16 computes in bfloat16"),
         ({"inert": ("head",)}, "head did not run"),

@@ -286,6 +286,6 @@ def test_no_rejection_rests_on_a_loss_curve_where_float32s_seeds_spread_by_half(
 
 def test_what_was_proven_on_ranks_says_on_how_many_and_how():
     ranks = replace(evidence(times(1.001)), ranks="2 ranks with DDP")
-    assert judge(ranks, DEFAULT).reason.endswith("; proven at 2 ranks with DDP")
+    assert judge(ranks, DEFAULT).reason.endswith("; checked at 2 ranks with DDP")
     rejected = replace(evidence(run((*FALLING[:7], None, *FALLING[8:]))), ranks="2 ranks with DDP")
-    assert "proven" not in judge(rejected, DEFAULT).reason
+    assert "checked" not in judge(rejected, DEFAULT).reason

@@ -50,7 +50,7 @@ def test_what_passed_is_told_in_one_sentence():
     more = replace(found, start="step 5000", ranks="2 ranks with DDP", not_covered=LEFT_OUT)
     assert judge(more, DEFAULT).reason == (
         "trains like float32: equal over 30 steps from step 5000, loss 2 to 0.52; loss within "
-        "0.3 % at the same weights, within 0.2 % after 30 steps; proven at 2 ranks with DDP (not "
+        "0.3 % at the same weights, within 0.2 % after 30 steps; checked at 2 ranks with DDP (not "
         "covered: the short training with seed 1; evaluate(model))"
     )
     trained = judge(replace(found, comparisons=()), DEFAULT).reason

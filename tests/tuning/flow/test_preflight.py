@@ -154,8 +154,8 @@ def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:
     found, said = built(Options(knobs=asked, extras=False))
     assert found.knobs == {"threads": (2, 1)}
     assert said == [
-        "knob steps_per_execution does not apply to torch and is left out",
-        "knob keep_memory needs glibc's malloc on a CPU and is left out",
+        "setting steps_per_execution does not apply to torch and is left out",
+        "setting keep_memory needs glibc's malloc on a CPU and is left out",
     ]
     found, said = built(Options(knobs=asked, extras=False), CPU, keepable_memory=True)
     assert found.knobs == {"keep_memory": (False, True), "threads": (2, 1)}
@@ -165,7 +165,7 @@ def test_modes_that_replay_cuda_graphs_are_tried_where_no_batch_is_split() -> No
     modes = ("default", "reduce-overhead", "max-autotune")
     asked = Options(knobs={"compile_mode": modes}, extras=False, compile=True)
     lost = "a split batch's gradients do not survive the CUDA graphs of that mode"
-    graphs = "knob compile_mode: reduce-overhead and max-autotune"
+    graphs = "setting compile_mode: reduce-overhead and max-autotune"
     for whole in ({}, {"batch_size": 32, "splittable": False, "split_reason": "it is small"}):
         assert built(asked, **whole)[0].knobs == {"compile_mode": modes}
     found, said = built(asked, batch_size=32)
@@ -192,7 +192,7 @@ def test_modes_that_replay_cuda_graphs_are_refused_with_the_reason(
     asked = Options(knobs={"compile_mode": ("reduce-overhead",)}, extras=False, compile=True)
     found, said = built(asked, **task)
     assert found.knobs == {}
-    assert said[0].startswith(f"knob compile_mode: reduce-overhead left out: {reason}")
+    assert said[0].startswith(f"setting compile_mode: reduce-overhead left out: {reason}")
 
 
 def test_further_knobs_are_tried_unless_they_are_off_and_levels_asked_for_come_first() -> None:
@@ -223,7 +223,7 @@ def test_what_is_asked_for_is_compared_with_the_default(
 def test_a_knob_with_nothing_to_compare_is_told() -> None:
     found, said = built(Options(knobs={"threads": (2,)}, extras=False), threads=2)
     assert found.knobs == {}
-    assert any("knob threads: nothing to compare 2 with" in text for text in said)
+    assert any("setting threads: nothing to compare 2 with" in text for text in said)
 
 
 def test_what_is_no_plain_float32_is_warned_of() -> None:
@@ -241,7 +241,7 @@ def test_no_knob_rounds_the_products_of_islands_that_were_asked_for() -> None:
     found, said = built(asked, native, units=units)
     assert found.knobs == {}
     assert said == [
-        "knob implicit_bfloat16 rounds every float32 product, even those of `float32_modules`, "
+        "setting implicit_bfloat16 rounds every float32 product, even those of `float32_modules`, "
         "and is left out"
     ]
 

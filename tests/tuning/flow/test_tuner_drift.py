@@ -131,6 +131,6 @@ def test_a_time_limit_is_that_of_the_whole_tuning(write: Callable[..., Path]) ->
     profile, events = run(path, time_limit=4.0, batch_sizes="8-1024")
     assert 1 <= len(batches(events)) <= 4
     assert 0.3 * sum(steps_of(event) for event in events) < 4.0 + 2 * 0.3
-    too_long = "batches whose steps are too long to be proven in the time"
+    too_long = "batches whose steps are too long to be checked in the time"
     assert any(too_long in text for text in profile.evidence.not_covered)
     assert any("the time limit was reached" in text for text in profile.evidence.warnings)

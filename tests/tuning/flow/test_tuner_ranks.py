@@ -77,7 +77,7 @@ def test_a_reduction_that_steps_wait_for_is_rounded_and_the_profile_says_all_of_
     assert any(trial.recipe.distributed.bucket_mb == 100 for trial in trials)
     assert {trial.recipe.effective_batch for trial in trials} == {64}
     evidence = profile.evidence
-    assert evidence.parity.reason.endswith("; proven at 2 ranks with DDP")
+    assert evidence.parity.reason.endswith("; checked at 2 ranks with DDP")
     assert "reduction" in [part.what for part in evidence.waterfall]
     before, now = evidence.baseline.exposed_communication, evidence.chosen.exposed_communication
     assert before is not None
@@ -107,7 +107,7 @@ def test_fsdp2_gathers_in_the_policys_dtype(task: Callable[..., Path]) -> None:
     profile, _ = run(task("reduction_seconds=0.02"), engine="fsdp2")
     ranks = ranks_of(profile)
     assert (ranks.engine, ranks.param_dtype) == ("fsdp2", DType.BFLOAT16)
-    assert profile.evidence.parity.reason.endswith("; proven at 2 ranks with FSDP2")
+    assert profile.evidence.parity.reason.endswith("; checked at 2 ranks with FSDP2")
 
 
 def test_a_batch_that_cannot_be_divided_among_the_ranks_ends_the_run(

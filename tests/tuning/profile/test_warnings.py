@@ -47,9 +47,9 @@ def test_a_proof_over_steps_without_learning_is_warned_of() -> None:
     confirmation = replace(result.confirmation, proven=flat)
     (text,) = warnings(replace(result, confirmation=confirmation))
     assert text == (
-        "the proof says little: the loss did not fall in these steps, so they say little about "
+        "the check says little: the loss did not fall in these steps, so they say little about "
         "later training; start from weights that have trained for a while (`checkpoint`), or give "
-        "the proof more steps (`proof_steps`)"
+        "the check more steps (`proof_steps`)"
     )
     verdict = replace(REFERENCE, buffers="the buffer sums adds up rounded numbers")
     rounding = replace(confirmation, proven=replace(flat, verdict=verdict))

@@ -192,7 +192,7 @@ def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> No
     attempt = prove(Tracer("compare_steps", fault, fault), monkeypatch)
     assert attempt.proven is None
     assert attempt.refusal is not None
-    assert "the proof ended with device_fault" in attempt.refusal.reason
+    assert "the check ended with device_fault" in attempt.refusal.reason
 
 
 def test_a_device_that_is_lost_twice_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     attempt = prove(Tracer("compare_steps", FailureKind.OUT_OF_MEMORY), monkeypatch)
     assert attempt.proven is None
     assert attempt.refusal is not None
-    assert "the proof ended with out_of_memory" in attempt.refusal.reason
+    assert "the check ended with out_of_memory" in attempt.refusal.reason
 
 
 ISLANDS = IslandsEvidence("runs with norm in float32", 4, 0.1, 0.8)

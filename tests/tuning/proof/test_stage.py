@@ -195,16 +195,16 @@ def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
     asked, result = prove(*history, deadline=late)
     assert asked == [(F32, 32, False)]
     assert [proven.recipe.policy for proven in result.proven] == [F32]
-    assert said(result)["mixed_bfloat16"] == "no time was left to prove it"
-    assert result.not_covered == ("the proof of mixed_bfloat16",)
+    assert said(result)["mixed_bfloat16"] == "no time was left to check it"
+    assert result.not_covered == ("the check of mixed_bfloat16",)
     compiled = ran(120, F32, compiled=True)
     asked, result = prove(*history, compiled, deadline=late)
     assert asked == [(F32, 32, False)]
     assert [proven.recipe.compile for proven in result.proven] == [False]
-    left_out = ("the proof of mixed_bfloat16", "the proof of float32's fastest recipe")
+    left_out = ("the check of mixed_bfloat16", "the check of float32's fastest recipe")
     assert result.not_covered == left_out
     assert "float32" not in said(result)
-    with pytest.raises(NoFeasibleRecipe, match="no time was left to prove it"):
+    with pytest.raises(NoFeasibleRecipe, match="no time was left to check it"):
         prove(compiled, deadline=late)
 
 
@@ -225,7 +225,7 @@ def test_a_batch_whose_proof_would_not_end_in_time_gives_way_to_a_smaller_one(
     history = (ran(100, F32), ran(200, BF16, 64), ran(190, BF16, 16))
     asked, result = prove(*history, deadline=limited)
     assert asked[0] == (BF16, batch, False)
-    left_out = ("the proof of mixed_bfloat16 at batch 64, which is faster",)
+    left_out = ("the check of mixed_bfloat16 at batch 64, which is faster",)
     assert result.not_covered == (left_out if batch == 16 else ())
 
 

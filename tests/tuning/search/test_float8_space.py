@@ -111,4 +111,4 @@ def test_on_a_cpu_float8_is_spoken_of_only_where_it_was_asked_for() -> None:
     asked = Options(knobs={"float8": (False, True)}, compile=True)
     found, said, _ = built(asked, CPU, **layers(4096))
     assert found.knobs == {}
-    assert said == ["knob float8 is left out: float8 is unknown on this device"]
+    assert said == ["setting float8 is left out: float8 is unknown on this device"]

@@ -86,7 +86,7 @@ def unproven(recipe: Recipe, model: nn.Module) -> Iterator[str]:
     elif not (recipe.policy.mixed or ranks.rounds_gradients or here or proven):
         return
     yield (
-        f"not proven here: the profile was proven with {_title(ranks.engine, proven)}, and this "
+        f"not checked here: the profile was checked with {_title(ranks.engine, proven)}, and this "
         f"model trains with {_title('fsdp2' if sharded else 'ddp', here)}. Tune with this engine, "
         "or wrap the model with autoprec.distribute(profile, model)"
     )

@@ -91,7 +91,7 @@ def _refuse(name: str, trainer: Any, module: Any) -> None:
         )
     if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
         refuse(
-            "gradient_clip_algorithm='value' clips each element, and a profile is proven with "
+            "gradient_clip_algorithm='value' clips each element, and a profile is checked with "
             "gradients clipped by their norm",
             "use gradient_clip_algorithm='norm', or leave clipping out while tuning",
         )

@@ -51,7 +51,7 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
         yield (
             f"the task lets float32 matrix products be rounded to {rounded} "
             "(set_float32_matmul_precision, allow_tf32 or fp32_precision); the baseline and "
-            "the proof's float32 run with that too, and apply_profile leaves the setting to you"
+            "the check's float32 run with that too, and apply_profile leaves the setting to you"
         )
 
 
