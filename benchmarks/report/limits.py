@@ -97,7 +97,7 @@ _LONG = (f"{_TOLERANCE}.trajectory", f"{_LATE}:LONG_RUN_FACTOR")
 
 #: By stage.
 LIMITS: dict[str, tuple[Limit, ...]] = {
-    "Proof": (
+    "Check": (
         Limit("loss at the same weights", _OR_NOISE, _tolerance("loss"), share_and_factor),
         Limit("gradient at the same weights", _OR_NOISE, _tolerance("gradient"), share_and_factor),
         Limit("a buffer's change", _OR_NOISE, _tolerance("buffer"), share_and_factor),
@@ -143,7 +143,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             per_cent,
         ),
         Limit(
-            "lengths of a proof in steps",
+            "lengths of a check in steps",
             "{:g}, {:g}, {:g}, {:g}",
             ("core.numerics.proof_steps:PROOF_LENGTHS",),
         ),
@@ -153,7 +153,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             ("core.numerics.proof_steps:DEFAULT_SECONDS",),
         ),
         Limit(
-            "duration of a float32 step that a proof's trainings aim at",
+            "duration of a float32 step that a check's trainings aim at",
             "{:g} s",
             ("core.numerics.proof_steps:CHECK_STEP_SECONDS",),
         ),
@@ -300,7 +300,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "Time limit": (
         Limit(
-            "shares at which search and proofs end",
+            "shares at which search and checks end",
             "{:g} %, {:g} %",
             ("tuning.time_limit:SEARCH_SHARE", "tuning.time_limit:PROOF_SHARE"),
             per_cent,
