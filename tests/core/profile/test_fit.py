@@ -164,7 +164,7 @@ def test_elsewhere_policy_and_batch_stay_and_what_is_left_out_is_named(recipe):
     for name in ("float32_modules", "compile", "memory_format"):
         assert (f"{name} " in told) == (getattr(kept, name) != getattr(recipe, name))
     assert ("alignment (" in told) == bool(recipe.alignment.modules)
-    assert all(f"knob {name} " in told for name in set(recipe.knobs) - set(kept.knobs))
+    assert all(f"setting {name} " in told for name in set(recipe.knobs) - set(kept.knobs))
 
 
 fits = st.dictionaries(
