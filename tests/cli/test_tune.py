@@ -241,7 +241,7 @@ def test_a_conclusive_tuning_is_no_failure_of_strict(write: Write, run: Run) -> 
 def test_every_stage_is_said_at_its_start_where_output_is_piped(write: Write, run: Run) -> None:
     _, _, err = run(write(), *QUICK)
     said = [line.split(":")[0] for line in err.splitlines()]
-    expected = ["start", "first step", "search", "proof", "confirmation"]
+    expected = ["start", "first step", "search", "check", "confirmation"]
     assert [name for name in said if name in expected] == expected
 
 
