@@ -1,9 +1,11 @@
 """Decides which recipes race before any is proven, who runs another round, and what rounds tell.
 
-The search times a recipe once, each at another moment, and machines drift by more than the fastest
-recipes differ. So those that may be the fastest run again in alternation, next to the baseline. One
-recipe that was slower than all others predict runs along, if there is one: another process may have
-slowed it. A recipe runs where what it is expected to gain is worth the seconds of its rounds.
+Single timings tell less apart than machines drift: what may be the fastest, and one that seems
+disturbed, runs again beside the baseline, for as long as its gain is worth its seconds. After n
+rounds a mean log ratio is known to s / sqrt(n), and k more move it by about s sqrt(k / (n (n + k)));
+what that gains is the knowledge gradient (Frazier, Powell and Dayanik, "A Knowledge-Gradient Policy
+for Sequential Information Collection", 2008), here of as many rounds as gain most per second. Who
+promises less than its turns cost is out; the race ends when the leader is alone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed import best_arm
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.noise import paired_ratio
@@ -89,7 +90,58 @@ def who_runs_on(rates: Sequence[Sequence[float]], round_seconds: float) -> tuple
     """
     if max(map(len, rates)) < SPEED.min_rounds:
         return tuple(range(len(rates)))
-    return best_arm.select_contenders(rates, round_seconds / 2)
+    return select_contenders(rates, round_seconds / 2)
+
+
+def select_contenders(rates: Sequence[Sequence[float]], turn_seconds: float) -> tuple[int, ...]:
+    """Return who runs another round, by number; empty when the race is over; turns in seconds."""
+    rounds = max(len(own) for own in rates)
+    running = [index for index, own in enumerate(rates) if len(own) == rounds]
+    if len(running) < 2:
+        return ()
+    if rounds < SPEED.min_rounds:
+        return tuple(running)
+    first = find_leader(rates)
+    behind = [index for index in running if index != first]
+    means = {i: math.log(paired_ratio(rates[i], rates[first]).ratio) for i in behind}
+    noise = _estimate_noise(
+        [
+            [math.log(a / b) - means[i] for a, b in zip(rates[i], rates[first], strict=True)]
+            for i in behind
+        ]
+    )
+    least = SPEED.gain_per_second * turn_seconds * (1.0 + 1.0 / len(behind))
+    promising = []
+    for index in behind:
+        gains = (
+            _knowledge_gradient(means[index], noise, rounds, ahead) / ahead
+            for ahead in SPEED.look_ahead_rounds
+        )
+        if max(gains) > least:
+            promising.append(index)
+    return tuple(sorted((first, *promising))) if promising else ()
+
+
+def find_leader(rates: Sequence[Sequence[float]]) -> int:
+    """Return the fastest of those that ran every round, by number."""
+    rounds = max(len(own) for own in rates)
+    running = [index for index, own in enumerate(rates) if len(own) == rounds]
+    first = rates[running[0]]
+    return max(running, key=lambda index: paired_ratio(rates[index], first).ratio)
+
+
+def _estimate_noise(errors: Sequence[Sequence[float]]) -> float:
+    """Return the deviation of a round's ratio, given the rounds' deviations from their means."""
+    squares = sum(error * error for own in errors for error in own)
+    known = sum(len(own) - 1 for own in errors)
+    assumed = SPEED.race_assumed_rounds
+    return math.sqrt((assumed * SPEED.round_deviation**2 + squares) / (assumed + known))
+
+
+def _knowledge_gradient(mean: float, noise: float, rounds: int, ahead: int) -> float:
+    """Return the expected gain of further rounds, in log throughput."""
+    moves = noise * math.sqrt(ahead / (rounds * (rounds + ahead)))
+    return Prediction(mean, moves).expected_gain(0.0)
 
 
 def ranking(
@@ -104,7 +156,7 @@ def ranking(
     search, so that they compare with what did not race; the baseline is not counted, for a
     disturbance of its single trial would make all that raced look better or worse than the rest.
     """
-    leader = finalists[1 + best_arm.find_leader([each.rates for each in finalists[1:]])]
+    leader = finalists[1 + find_leader([each.rates for each in finalists[1:]])]
     ratios = [
         math.log(paired_ratio(each.rates, leader.rates[: len(each.rates)]).ratio)
         for each in finalists
