@@ -2,10 +2,10 @@
 
 Single timings tell less apart than machines drift: what may be the fastest, and one that seems
 disturbed, runs again beside the baseline, for as long as its gain is worth its seconds. After n
-rounds a mean log ratio is known to s / sqrt(n), and k more move it by about s sqrt(k / (n (n + k)));
-what that gains is the knowledge gradient (Frazier, Powell and Dayanik, "A Knowledge-Gradient Policy
-for Sequential Information Collection", 2008), here of as many rounds as gain most per second. Who
-promises less than its turns cost is out; the race ends when the leader is alone.
+rounds a mean log ratio is known to s / sqrt(n), and k more move it by s sqrt(k / (n (n + k))) or
+so; what that gains is the knowledge gradient (Frazier, Powell and Dayanik, "A Knowledge-Gradient
+Policy for Sequential Information Collection", 2008), here of as many rounds as gain most per
+second. Who promises less than its turns cost is out; the race ends when the leader is alone.
 """
 
 from __future__ import annotations

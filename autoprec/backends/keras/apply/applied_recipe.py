@@ -67,7 +67,7 @@ class AppliedRecipe:
                 f"model: {type(model).__name__} given, expected a keras.Model or keras.Layer"
             )
         self.model = model
-        self._compiled_state = CompileOverrides(precision, model, given)
+        self._compile_overrides = CompileOverrides(precision, model, given)
         self._precision, self._recipe = precision, precision.recipe
         self._facts, self._tolerant = facts, tolerant
         self._hooks = InstalledHooks()
@@ -85,12 +85,12 @@ class AppliedRecipe:
     @property
     def optimizers(self) -> tuple[Any, ...]:
         """Return the user's optimizers, wrapped where the recipe needs it."""
-        return self._compiled_state.optimizers
+        return self._compile_overrides.optimizers
 
     @property
     def nonfinite(self) -> Any:
         """Return the counter of losses that were not finite, None where they are not counted."""
-        return self._compiled_state.nonfinite
+        return self._compile_overrides.nonfinite
 
     def apply(self) -> AppliedRecipe:
         """Apply the recipe, undoing what was applied before to the model or a part of it."""
@@ -99,7 +99,7 @@ class AppliedRecipe:
             others = trace_again(self.model, warn=True)
             with scope_of(self.model):
                 self._change_layers()
-                self._compiled_state.apply()
+                self._compile_overrides.apply()
             if self._recipe.policy.mixed:
                 self._sharing.follow(others, new=not self._tolerant)
         except BaseException:
@@ -126,7 +126,7 @@ class AppliedRecipe:
             kept=tuple(unit.path for unit in self._kept),
             padded=tuple(self._padded),
             not_padded=(*self._not_padded.items(), *missing),
-            warnings=(*self._not_applied, *self._compiled_state.notes, *self._advice),
+            warnings=(*self._not_applied, *self._compile_overrides.notes, *self._advice),
         )
 
     def warn(self) -> None:
@@ -138,7 +138,7 @@ class AppliedRecipe:
 
     def restore(self) -> None:
         """Put the model back as it was, but for what the script has changed itself since."""
-        self._compiled_state.undo()
+        self._compile_overrides.undo()
         self._sharing.restore()
         self._hooks.restore()
         self._policies.restore()
@@ -276,16 +276,16 @@ class AppliedRecipe:
 
     # What compile sets ---------------------------------------------------------------------------
 
-    def compiling(self) -> None:
+    def before_compile(self) -> None:
         """Undo the changes to what the model is compiled with, before it is compiled anew."""
-        self._compiled_state.undo()
+        self._compile_overrides.undo()
 
-    def compiled(self) -> None:
+    def after_compile(self) -> None:
         """Carry the recipe into what `compile` has set, and to layers that are new."""
         self.changed()
         self._follow_state(self._units)
         with scope_of(self.model):
-            self._compiled_state.apply()
+            self._compile_overrides.apply()
         self.warn()
 
 

@@ -20,10 +20,10 @@ from autoprec.backends.keras.apply.optimizer_attributes import replace_optimizer
 class ModelFollower(Protocol):
     """What wants to know of a model's compile, builds and changes."""
 
-    def compiling(self) -> None:
+    def before_compile(self) -> None:
         """Prepare for the model being compiled."""
 
-    def compiled(self) -> None:
+    def after_compile(self) -> None:
         """React to the model having been compiled."""
 
     def built(self, unit: LayerUnit) -> None:
@@ -42,14 +42,14 @@ class CompileHook(Hook):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the model with the user's optimizers, also where wrapped ones are handed back."""
-        self.follower.compiling()
+        self.follower.before_compile()
         try:
             return self.original(
                 *replace_optimizers(args, optimizer_saving.optimizer_as_given),
                 **replace_optimizers(kwargs, optimizer_saving.optimizer_as_given),
             )
         finally:
-            self.follower.compiled()
+            self.follower.after_compile()
 
 
 class LayerChangeHook(Hook):
@@ -163,14 +163,14 @@ class _WaitingModel:
         """Install hooks on `compile` and the first call, whichever comes first."""
         self.hooks = {
             "compile": CompileHook(self.model.compile, self),
-            "call": FirstCallHook(self.model.call, self.model, self.compiled),
+            "call": FirstCallHook(self.model.call, self.model, self.after_compile),
         }
         vars(self.model).update(self.hooks)
 
-    def compiling(self) -> None:
+    def before_compile(self) -> None:
         """Do nothing: no recipe is applied yet."""
 
-    def compiled(self) -> None:
+    def after_compile(self) -> None:
         """Take the hooks off, and apply the recipe: the model is complete enough."""
         for name, hook in self.hooks.items():
             if vars(self.model).get(name) is hook:

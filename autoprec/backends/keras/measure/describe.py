@@ -26,9 +26,10 @@ from autoprec.backends.keras.dtypes import item_bytes
 from autoprec.backends.keras.measure.attempt import try_to_measure
 from autoprec.backends.keras.measure.batch_splitting import batch_of_model, splittable
 from autoprec.backends.keras.measure.step_graph import StepGraph, flops_by_unit, trace_step
+from autoprec.backends.keras.train.batch_dimension import count_samples
 from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import compile_obstacle
-from autoprec.backends.keras.train.data import count_samples, to_tensors
+from autoprec.backends.keras.train.data import to_tensors
 from autoprec.backends.keras.train.first_loss_check import check_first_loss
 from autoprec.backends.keras.train.task_runner import (
     build_model,

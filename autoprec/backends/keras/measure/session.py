@@ -19,9 +19,10 @@ import keras
 
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.surgeon import KerasSurgeon
+from autoprec.backends.keras.train.batch_dimension import count_samples
 from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import check_compiled
-from autoprec.backends.keras.train.data import batches, count_samples, size_in_bytes, to_tensors
+from autoprec.backends.keras.train.data import batches, size_in_bytes, to_tensors
 from autoprec.backends.keras.train.task_runner import (
     VariableMemory,
     build_model,

@@ -25,7 +25,8 @@ from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.keras.trace import magnitudes
-from autoprec.backends.keras.train.data import count_samples, size_in_bytes, to_numpy
+from autoprec.backends.keras.train.batch_dimension import count_samples
+from autoprec.backends.keras.train.data import size_in_bytes, to_numpy
 from autoprec.backends.keras.train.recorded_outputs import (
     Evaluation,
     Outputs,

@@ -8,14 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoprec.backends.keras.train.data import (
-    batches,
-    count_samples,
-    shape_of,
-    size_in_bytes,
-    slice_samples,
-    to_numpy,
-)
+from autoprec.backends.keras.train.batch_dimension import count_samples, slice_samples
+from autoprec.backends.keras.train.data import batches, shape_of, size_in_bytes, to_numpy
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.batch_survey import (
     SAMPLES,

@@ -17,6 +17,7 @@ import numpy as np
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from autoprec.backends.keras.dtypes import item_bytes
+from autoprec.backends.keras.train.batch_dimension import count_samples
 from autoprec.backends.keras.train.rng import KerasGenerators
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.seeded_batches import draw_batches
@@ -131,20 +132,6 @@ def _rows(leaf: Any, chosen: Any) -> Any:
     return tf.gather(leaf, chosen)
 
 
-def count_samples(task: Task, batch: Any) -> int:
-    """Count samples as the task does, else by the first array's leading dimension."""
-    if task.count_samples is not None:
-        return int(task.count_samples(batch))
-    for leaf in keras.tree.flatten(batch):
-        shape = getattr(leaf, "shape", None)
-        if shape is not None and len(shape) > 0:
-            return int(shape[0])
-    raise TaskError(
-        f"{task.name}: build_data yielded a {type(batch).__name__} without any array, expected "
-        "(inputs, targets) with the samples in their first dimension"
-    )
-
-
 def to_tensors(batch: Any) -> Any:
     """Convert a batch to the backend's tensors in tuples, as a train function expects."""
     if isinstance(batch, list):
@@ -183,26 +170,6 @@ def shape_of(leaf: Any) -> tuple[int, ...] | None:
         return tuple(leaf.bounding_shape().numpy().tolist())
     shape = getattr(leaf, "shape", None)
     return None if shape is None else tuple(int(length) for length in shape)
-
-
-def slice_samples(batch: Any, samples: int, start: int, stop: int) -> Any:
-    """Slice from `start` to `stop` every array that holds `samples` samples."""
-
-    def cut(leaf: Any) -> Any:
-        shape = getattr(leaf, "shape", None)
-        if shape is None or not len(shape) or int(shape[0]) != samples:
-            return leaf
-        return leaf[start:stop] if hasattr(leaf, "__getitem__") else _cut_sparse(leaf, start, stop)
-
-    return keras.tree.map_structure(cut, batch)
-
-
-def _cut_sparse(tensor: Any, start: int, stop: int) -> Any:
-    """Slice a `tf.SparseTensor`, which has no slices of its own."""
-    import tensorflow as tf
-
-    rest = [int(length) for length in tensor.shape[1:]]
-    return tf.sparse.slice(tensor, [start] + [0] * len(rest), [stop - start, *rest])
 
 
 def digest(batch: Any) -> str:
