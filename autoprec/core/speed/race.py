@@ -1,11 +1,18 @@
 """Decides which recipes race before any is proven, who runs another round, and what rounds tell.
 
-Single timings tell less apart than machines drift: what may be the fastest, and one that seems
-disturbed, runs again beside the baseline, for as long as its gain is worth its seconds. After n
-rounds a mean log ratio is known to s / sqrt(n), and k more move it by s sqrt(k / (n (n + k))) or
-so; what that gains is the knowledge gradient (Frazier, Powell and Dayanik, "A Knowledge-Gradient
-Policy for Sequential Information Collection", 2008), here of as many rounds as gain most per
-second. Who promises less than its turns cost is out; the race ends when the leader is alone.
+The search times a recipe once, each at another moment, and machines drift by more than the fastest
+recipes differ. So those that may be the fastest run again in alternation, next to the baseline. One
+recipe that was slower than all others predict runs along, if there is one: another process may have
+slowed it.
+
+A round is worth its seconds while it may still change who wins. The logarithms of two recipes'
+rates differ from round to round by noise; after n rounds their mean is known to s / sqrt(n), and k
+further rounds move it by about s sqrt(k / (n (n + k))). What that is expected to gain over staying
+with the present leader is the knowledge gradient (Frazier, Powell and Dayanik, "A
+Knowledge-Gradient Policy for Sequential Information Collection", 2008), here of as many rounds
+ahead as gain most per second. A recipe that promises less than its turns cost is eliminated; the
+race is over when the leader is alone. That takes three rounds on a quiet machine, more on a noisy
+one, and fewer for recipes whose steps take seconds.
 """
 
 from __future__ import annotations
@@ -94,7 +101,12 @@ def who_runs_on(rates: Sequence[Sequence[float]], round_seconds: float) -> tuple
 
 
 def select_contenders(rates: Sequence[Sequence[float]], turn_seconds: float) -> tuple[int, ...]:
-    """Return who runs another round, by number; empty when the race is over; turns in seconds."""
+    """Return who runs another round, by number; empty when the race is over.
+
+    `rates` are every recipe's in samples per second, round by round; one with fewer rounds than
+    another was eliminated. `turn_seconds` is the duration of each one's turn; those behind share
+    the leader's.
+    """
     rounds = max(len(own) for own in rates)
     running = [index for index, own in enumerate(rates) if len(own) == rounds]
     if len(running) < 2:
