@@ -15,6 +15,9 @@ SEARCH_SHARE, PROOF_SHARE, CONFIRMATION_SHARE = 0.45, 0.8, 1.0
 """Shares of the time limit by which each stage ends. The search runs first and never runs out of
 recipes to try, but a recipe that is neither proven nor confirmed cannot be chosen."""
 
+SECOND_SEARCH_SHARE = 0.6
+"""When the search ends that goes on after the first proofs, because they refused bfloat16."""
+
 SHORTEST_PROOF_STEPS = 40
 """What the shortest proof takes, in float32 steps at the recipe's batch, with a margin: single
 steps and noise take up to about 30, and trainings of slow steps run at a smaller batch."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoprec.core.device.facts import DeviceFacts, Evidence
 from autoprec.core.device.family import Support
@@ -21,6 +21,11 @@ from autoprec.core.number_words import about_times
 _SAME_SPEED_RATIO = 1.1
 
 _WHOLE_MODEL_NOTE = "a whole model gains less"
+
+_WAITS = (
+    f"not known to be faster than {Policy.MIXED_BFLOAT16}: tried only where that fails or is "
+    "slower than float32"
+)
 
 _SIMPLEST_FIRST = (Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16, Policy.TF32)
 
@@ -72,6 +77,11 @@ def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
     accepted, refused = _rank_and_refuse(facts)
     expectation = _describe_expectation(facts, accepted)
     if not requested:
+        if float16_waits(facts):
+            accepted = tuple(
+                replace(c, reasons=(*c.reasons, _WAITS)) if c.policy is Policy.MIXED_FLOAT16 else c
+                for c in accepted
+            )
         refusals = tuple(Refusal(p.value, "; ".join(why)) for p, why in refused.items())
         return Proposal(accepted, refusals, expectation)
     chosen = [
@@ -83,6 +93,16 @@ def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
         if policy in requested
     ]
     return Proposal(tuple(chosen), (), expectation)
+
+
+def float16_waits(facts: DeviceFacts) -> bool:
+    """Return whether float16 is worth trials only after bfloat16: that is native and as fast."""
+    both = (Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
+    if any(objections(facts, policy) for policy in both) or _may_be_slow(facts, both[0]):
+        return False
+    speeds = _speeds(facts, both)
+    faster = speeds.get(both[1], 0.0) > _SAME_SPEED_RATIO * speeds.get(both[0], 0.0)
+    return facts.fact(DType.BFLOAT16).support is Support.NATIVE and not faster
 
 
 def measured_choice(facts: DeviceFacts) -> Candidate:

@@ -5,13 +5,14 @@ goes on where it stopped and a recorded grid can be replayed. The first point is
 the baseline with its memory kept where that is possible (see `keep_memory`). Then its batch grows
 while that pays (see `ladder`), and every other policy runs at the batch found: no model can guess
 what a policy is worth on this machine, and at a small batch a device may be waiting whatever the
-policy. The two best policies are tried compiled, where that may be chosen. After that, the point
-with the largest expected improvement per second of measuring is next, first among those that differ
-from the fastest in one thing alone, until none is worth a trial (see `stopping`). Batches grow at
-most eightfold from one that ran, so that memory and step time are never extrapolated far. Since
-libraries change kernels at some batch, and a compiler may lose what a policy gains, the search ends
-only when the recipes next to the fastest one were tried. A rate well below the model's prediction
-gets little weight: another process may have slowed it.
+policy; float16 may have to wait for bfloat16 (see `float16`). The two best policies are tried
+compiled, where that may be chosen. After that, the point with the largest expected improvement per
+second of measuring is next, first among those that differ from the fastest in one thing alone,
+until none is worth a trial (see `stopping`). Batches grow at most eightfold from one that ran, so
+that memory and step time are never extrapolated far. Since libraries change kernels at some batch,
+and a compiler may lose what a policy gains, the search ends only when the recipes next to the
+fastest one were tried. A rate well below the model's prediction gets little weight: another process
+may have slowed it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import (
     BLOCKS,
     COMPILE_MODE,
@@ -43,6 +45,7 @@ from autoprec.core.speed.feasibility import (
     saves_no_calls,
     why_ruled_out,
 )
+from autoprec.core.speed.float16 import float16_waits
 from autoprec.core.speed.keep_memory import start_point
 from autoprec.core.speed.ladder import (
     comparison_batch,
@@ -106,7 +109,7 @@ def next_point(
     start = start_point(space, baseline, history)
     if point_key(start) not in tried:
         return Next(start, "the baseline with its freed memory kept")
-    compiler_fails = _compiler_fails(history)
+    compiler_fails, waits = _compiler_fails(history), float16_waits(space, history)
     open_points = [
         point
         for point in space.points()
@@ -115,6 +118,7 @@ def next_point(
         and communication_may_pay(point, baseline, history)
         and _what_it_refines_ran(point, history)
         and not (compiler_fails and point["compile"])
+        and not (waits and point["policy"] == Policy.MIXED_FLOAT16.value)
         and is_within_reach(point, history)
         and not outpaces_loader(point, history)
         and not saves_no_calls(point, baseline, history)

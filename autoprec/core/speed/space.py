@@ -59,7 +59,8 @@ class Space:
     stay in float32 under every mixed policy, `islands` (by policy) those that one of them cannot
     run without. Among batches within `batch_share` of the most samples a second the smallest is
     taken. `distributed` is how the ranks of a job share a step, `rank_levels` what may be
-    chosen of that, by field name.
+    chosen of that, by field name. Where `float16_waits`, that policy is tried only after bfloat16
+    has failed or was slow.
     """
 
     policies: tuple[Policy, ...]
@@ -74,6 +75,7 @@ class Space:
     distributed: Distributed | None = None
     rank_levels: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     batch_share: float = SPEED.knee_share
+    float16_waits: bool = False
 
     def __post_init__(self) -> None:
         if not self.policies or not self.batch_sizes:

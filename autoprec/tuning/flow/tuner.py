@@ -27,7 +27,7 @@ from autoprec.tuning.flow.rounded_vocabulary import measure_rounding
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.builder import build_profile
 from autoprec.tuning.proof.prover import Prover
-from autoprec.tuning.proof.stage import replace_finalist, run_proofs
+from autoprec.tuning.proof.stage import is_float16_next, replace_finalist, run_proofs
 from autoprec.tuning.race.stage import run_race
 from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.stage import first_answer, run_search
@@ -43,7 +43,7 @@ from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.study.kept_tunings import RESULT, TASK_PATH, StoredProfile
 from autoprec.tuning.study.storage import default_journal
 from autoprec.tuning.study.study import Study, sampler_of, study_name
-from autoprec.tuning.time_limit import Deadline
+from autoprec.tuning.time_limit import SECOND_SEARCH_SHARE, Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
@@ -135,18 +135,37 @@ def _prepare(job: TuningJob, study: Study, runner: Runner) -> tuple[TuningJob, P
 def _tune_after_preflight(
     job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
 ) -> TuningResult:
-    """Search, race, prove and confirm."""
+    """Search, race, prove and confirm; search on with float16 where bfloat16 is refused."""
     prover = Prover(job, study, preflight, runner)
-    found = run_search(job, study, preflight, runner)
-    found = search_at_goodput(job, study, found, prover.noise_scale, runner)
-    job.listener(Note(first_answer(found, job.options.policies)))
-    search = run_race(job, study, found, runner)
+    search = _search(job, study, preflight, prover, runner)
     proof = run_proofs(job, preflight, search, prover)
+    if is_float16_next(search, proof) and not job.deadline.passed(SECOND_SEARCH_SHARE):
+        job.listener(Note("no recipe of mixed_bfloat16 passes and gains: mixed_float16 is tried"))
+        preflight = replace(preflight, space=replace(preflight.space, float16_waits=False))
+        search = _search(job, study, preflight, prover, runner, search)
+        spent = proof.seconds
+        proof = run_proofs(job, preflight, search, prover)
+        proof = replace(proof, seconds=spent + proof.seconds)
     proof, confirmation = _confirm(job, search, proof, prover, runner)
     rounded = measure_rounding(job, preflight, confirmation.choice.recipe, runner)
     contention = job.contention_monitor.worst
     said = "" if rounded is None or preflight.rehearsed else rounded.text
     return TuningResult(preflight, search, proof, confirmation, contention, said)
+
+
+def _search(
+    job: TuningJob,
+    study: Study,
+    preflight: PreflightResult,
+    prover: Prover,
+    runner: Runner,
+    earlier: SearchResult | None = None,
+) -> SearchResult:
+    """Search, at the batch that is wanted, and race what was found; `earlier`: search on."""
+    found = run_search(job, study, preflight, runner, earlier)
+    found = search_at_goodput(job, study, found, prover.noise_scale, runner)
+    job.listener(Note(first_answer(found, job.options.policies)))
+    return run_race(job, study, found, runner)
 
 
 def _profile(job: TuningJob, recipe: Recipe, runner: Runner) -> None:

@@ -16,6 +16,7 @@ from autoprec.core.numerics.reference_recipe import (
 )
 from autoprec.core.recipe_words import name_recipe
 from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.float16 import float16_waits
 from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
@@ -23,6 +24,11 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
 from autoprec.tuning.time_limit import PROOF_SHARE, SHORTEST_PROOF_STEPS
+
+_SPARED = (
+    f"not tried: it is not known to be faster here than {Policy.MIXED_BFLOAT16}, which was tried "
+    "(--policies float32,mixed_bfloat16,mixed_float16 tries both)"
+)
 
 
 def run_proofs(
@@ -76,7 +82,9 @@ def _prove_policy(
     space, own = search.trials.space, search.of_policy(policy.value)
     best = shortlist(own, space, count=1)
     if not best:
-        return _refused(result, policy, _why_none_measured(own))
+        waits = policy is Policy.MIXED_FLOAT16 and _waits(search)
+        spared = waits and not is_float16_next(search, result)
+        return _refused(result, policy, _SPARED if spared else _why_none_measured(own))
     floor = _best_rate(search, Policy.FLOAT32) if job.float32_allowed else 0.0
     if policy is not Policy.FLOAT32 and best[0].rate < floor:
         return _refused(result, policy, _why_too_slow(search, best[0], own))
@@ -195,6 +203,23 @@ def _prove_all(
         )
         guilty |= set(attempt.guilty)
     return result, guilty
+
+
+def is_float16_next(search: SearchResult, proof: ProofResult) -> bool:
+    """Say whether float16 has waited in vain: bfloat16 was refused, or gains nothing.
+
+    That may be for what it needs in float32. Where another policy passed that is faster than
+    bfloat16, float16 would not be chosen either.
+    """
+    bfloat16 = Policy.MIXED_BFLOAT16
+    own = [each.rate for each in proof.proven if each.recipe.policy is bfloat16]
+    refused = any(each.candidate == bfloat16.value for each in proof.refusals)
+    fails = max(own) <= _best_rate(search, Policy.FLOAT32) if own else refused
+    return _waits(search) and fails
+
+
+def _waits(search: SearchResult) -> bool:
+    return float16_waits(search.trials.space, search.trials.history)
 
 
 def _refused(result: ProofResult, policy: Policy, reason: str) -> ProofResult:

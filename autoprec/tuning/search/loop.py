@@ -15,6 +15,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out, with_room_to_grow
+from autoprec.core.speed.float16 import float16_waits
 from autoprec.core.speed.keep_memory import describe_gain, start_point
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import Limits, Stop
@@ -58,7 +59,8 @@ class Search:
     it does becomes the baseline (`fitting_baseline` of the history tells which). Where a policy
     raises in the task's own code, its recipes are measured with the modules in float32 that it
     cannot run without; `units` are the modules there are. `spent` are the seconds of its limit that
-    an earlier search took. Trials at batches that the space does not have do not count.
+    an earlier search took, and it ends when this `share` of the time limit has passed. Trials at
+    batches that the space does not have do not count.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Search:
         clock: Callable[[], float] = time.monotonic,
         *,
         spent: float = 0.0,
+        share: float = SEARCH_SHARE,
     ) -> None:
+        self._share = share
         self._job, self._study, self._units = job, study, units
         self._space = with_needed_islands(study, space)
         self._beyond_repair: set[Policy] = set()
@@ -158,7 +162,7 @@ class Search:
     def _time_limit_reached(self) -> Stop | None:
         """Say which limit has ended the search; None while there is time."""
         options = self._job.options
-        if self._job.deadline.passed(SEARCH_SHARE):
+        if self._job.deadline.passed(self._share):
             return Stop(f"its share of the time limit of {options.time_limit:g} s is used up")
         limit = options.search_limit
         if limit is not None and self.seconds >= limit:
@@ -251,12 +255,16 @@ def pace_change_note(pace: float) -> str:
 
 
 def _policies_not_compared(space: Space, history: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return the policies without a trial at the batch at which most of them have one."""
+    """Return the policies without a trial at the batch at which most of them have one.
+
+    That is no lack of float16 while it waits for bfloat16.
+    """
     tried: dict[int, set[str]] = {}
     for outcome in history:
         tried.setdefault(int(outcome.point[BATCH]), set()).add(str(outcome.point["policy"]))
     compared = max(tried.values(), key=len, default=set())
-    return tuple(each.value for each in space.policies if each.value not in compared)
+    waits = {Policy.MIXED_FLOAT16.value} if float16_waits(space, history) else set()
+    return tuple(each.value for each in space.policies if each.value not in compared | waits)
 
 
 def _decide(

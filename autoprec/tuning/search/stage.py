@@ -16,22 +16,35 @@ from autoprec.tuning.search.loop import Search, outcome_at
 from autoprec.tuning.search.task_space import baseline_point
 from autoprec.tuning.stage_results import PreflightResult, SearchResult
 from autoprec.tuning.study.study import Study
+from autoprec.tuning.time_limit import SEARCH_SHARE, SECOND_SEARCH_SHARE
 from autoprec.tuning.trials import Trials
 from autoprec.workers.runner import Runner
 
 
 def run_search(
-    job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
+    job: TuningJob,
+    study: Study,
+    preflight: PreflightResult,
+    runner: Runner,
+    earlier: SearchResult | None = None,
 ) -> SearchResult:
-    """Search the space.
+    """Search the space; go on from the search that ran `earlier` in this tuning, if one did.
 
     Raises `NoFeasibleRecipe` where plain float32 does not run, and `TaskError` where its loss is
     not finite.
     """
     space = preflight.space
     requested = baseline_point(space)
-    search = Search(job, study, space, requested, preflight.task.units)
-    if not preflight.rehearsed:
+    search = Search(
+        job,
+        study,
+        space,
+        requested,
+        preflight.task.units,
+        spent=0.0 if earlier is None else earlier.seconds,
+        share=SEARCH_SHARE if earlier is None else SECOND_SEARCH_SHARE,
+    )
+    if earlier is None and not preflight.rehearsed:
         search.measure_since_resume(runner)
     history = search.run(runner)
     baseline = fitting_baseline(space, requested, history) or requested

@@ -8,7 +8,7 @@ from autoprec.backends import registry
 from autoprec.backends.protocol import Engine
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.device.policies import Proposal, Refusal
+from autoprec.core.device.policies import Proposal, Refusal, float16_waits
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.numerics.islands import resolve_patterns
@@ -117,6 +117,7 @@ def build_space(
         distributed=_distributed(job),
         rank_levels=rank_levels(job.options),
         batch_share=_batch_share(job.options, task),
+        float16_waits=not job.options.policies and float16_waits(facts),
     )
 
 

@@ -12,7 +12,7 @@ from autoprec.core.speed.space import BATCH, Point, Space, powers_of_two
 from autoprec.core.speed.trial_results import Outcome
 from tests.core.speed.machines import LIMITS, measured
 
-POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16)
+POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
 SIZES = powers_of_two(8, 4096)
 ATTENTION = {"attention": ("default", "flash", "cudnn", "efficient")}
 GRAPHS = {"compile_mode": ("default", "reduce-overhead")}
@@ -34,7 +34,8 @@ def in_words(point: Point) -> str:
 
 def seconds_of_kernels(point: Point) -> float:
     """How long the device computes: policies and the compiler make it faster, attention too."""
-    speed = {"float32": 1.0, "tf32": 3.0, "mixed_bfloat16": 4.0}[str(point["policy"])]
+    speeds = {"float32": 1.0, "tf32": 3.0, "mixed_bfloat16": 4.0, "mixed_float16": 4.0}
+    speed = speeds[str(point["policy"])]
     speed *= 1.4 if point["compile"] else 1.0
     speed *= 1.04 if point.get("compile_scope") == "model" and point["compile"] else 1.0
     speed *= {"cudnn": 1.15, "efficient": 0.9}.get(str(point.get("attention")), 1.0)
@@ -62,7 +63,11 @@ DEVICES: dict[str, tuple[Any, Space, list[str]]] = {
     "large GPU": (
         large_gpu,
         Space(
-            POLICIES, SIZES, compile=(False, True), knobs={**ATTENTION, **BLOCKS, "float8": (0, 1)}
+            POLICIES,
+            SIZES,
+            compile=(False, True),
+            knobs={**ATTENTION, **BLOCKS, "float8": (0, 1)},
+            float16_waits=True,
         ),
         [
             "float32, 32",
@@ -77,11 +82,19 @@ DEVICES: dict[str, tuple[Any, Space, list[str]]] = {
     ),
     "small GPU": (
         small_gpu,
-        Space(POLICIES, (32, 64), effective_batch=64, compile=(False, True), knobs={**GRAPHS}),
+        Space(
+            POLICIES,
+            (32, 64),
+            effective_batch=64,
+            compile=(False, True),
+            knobs={**GRAPHS},
+            float16_waits=True,
+        ),
         [
             "float32, 64",
             "tf32, 64",
             "mixed_bfloat16, 64",
+            "mixed_float16, 64",
             "float32, 64, compiled model",
             "tf32, 64, compiled model",
         ],
@@ -116,6 +129,11 @@ def trials(name: str) -> tuple[list[str], Outcome]:
 def test_the_batch_comes_first_then_policies_then_the_compiler_then_what_refines(name: str) -> None:
     expected = DEVICES[name][2]
     assert trials(name)[0][: len(expected)] == expected
+
+
+def test_float16_is_tried_only_where_bfloat16_gains_nothing() -> None:
+    tried = {name: any(t.startswith("mixed_float16") for t in trials(name)[0]) for name in DEVICES}
+    assert tried == {"large GPU": False, "small GPU": True, "CPU": False}
 
 
 def test_attention_float8_and_the_whole_model_come_one_by_one_after_what_they_refine() -> None:

@@ -11,6 +11,7 @@ import pytest
 from factories import ran_at
 
 from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.numerics.reference_recipe import settings_of
@@ -21,7 +22,7 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.options import Options
 from autoprec.tuning.proof.prover import ProofAttempt
-from autoprec.tuning.proof.stage import replace_finalist, run_proofs
+from autoprec.tuning.proof.stage import is_float16_next, replace_finalist, run_proofs
 from autoprec.tuning.stage_results import (
     REFERENCE,
     FinalistLost,
@@ -65,7 +66,9 @@ class Prover:
         recipe = SPACE.recipe(outcome.point)
         self.asked.append((recipe.policy, recipe.batch_size, recipe.compile))
         if (recipe.policy.value, recipe.compile) in self.broken:
-            return ProofAttempt(seconds=1.0)
+            return ProofAttempt(
+                refusal=Refusal(recipe.policy.value, "it trains otherwise"), seconds=1.0
+            )
         wrong = tuple(each.key for each in settings_of(recipe) if each.key in self.guilty)
         if wrong:
             return ProofAttempt(seconds=1.0, guilty=wrong)
@@ -75,8 +78,8 @@ class Prover:
         self.forgot += 1
 
 
-def searched(*history: Outcome) -> SearchResult:
-    return SearchResult(Trials(TASK, SPACE, history), at(F32), history[::-1])
+def searched(*history: Outcome, space: Space = SPACE) -> SearchResult:
+    return SearchResult(Trials(TASK, space, history), at(F32), history[::-1])
 
 
 def prove(
@@ -85,6 +88,7 @@ def prove(
     broken: Sequence[tuple[str, bool]] = (),
     deadline: Deadline | None = None,
     guilty: frozenset[str] = frozenset(),
+    space: Space = SPACE,
 ) -> tuple[list[tuple[Policy, int, bool]], ProofResult]:
     """What was proven, and the result."""
     job = SimpleNamespace(
@@ -92,9 +96,10 @@ def prove(
         float32_allowed=not policies or F32 in policies,
         deadline=deadline or Deadline(),
     )
-    preflight = PreflightResult(TASK, device(DeviceKind.CPU), SPACE)
+    preflight = PreflightResult(TASK, device(DeviceKind.CPU), space)
     prover = Prover(broken, guilty)
-    result = run_proofs(cast(Any, job), preflight, searched(*history), cast(Any, prover))
+    search = searched(*history, space=space)
+    result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover))
     assert result.seconds == len(prover.asked)
     assert prover.forgot == 1
     return prover.asked, result
@@ -125,6 +130,31 @@ def test_what_is_slower_than_the_fastest_float32_recipe_is_refused_with_its_numb
     slower = {"mixed_bfloat16": "measured 1.00x the speed of the best float32 recipe"}
     nothing = {"mixed_float16": "the search ended before it was tried"}
     assert said(result) == nothing | ({} if proven else slower)
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "tf32", "broken", "is_next"),
+    [
+        (200, 150, (), False),
+        (200, 250, (), False),  # nor is what ties with bfloat16 faster than TF32
+        (200, 150, (("mixed_bfloat16", False),), True),
+        (99, 50, (), True),
+    ],
+)
+def test_float16_is_next_where_bfloat16_is_refused_and_not_where_it_is_overtaken(
+    bfloat16: float, tf32: float, broken: Sequence[tuple[str, bool]], is_next: bool
+) -> None:
+    waiting = replace(SPACE, policies=(F32, Policy.TF32, BF16, F16), float16_waits=True)
+    history = [ran(100, F32), ran(bfloat16, BF16), ran(tf32, Policy.TF32)]
+    history += [ran(90, BF16, 16), ran(10, F32, 16)]
+    _, result = prove(*history, broken=broken, space=waiting)
+    why = said(result)["mixed_float16"]
+    assert why.startswith("not tried: ") != is_next
+    assert (why == "the search ended before it was tried") == is_next
+    assert is_float16_next(searched(*history, space=waiting), result) == is_next
+    assert not is_float16_next(searched(*history), result)
+    tried = searched(*history, ran(1, F16), space=waiting)
+    assert not is_float16_next(tried, result)
 
 
 @pytest.mark.parametrize(("failed_at", "largest"), [(None, 16), (32, 32)])
@@ -253,8 +283,9 @@ def test_where_nothing_passes_every_reason_is_told() -> None:
             broken=[("mixed_bfloat16", False)],
         )
     assert str(caught.value) == (
-        "no policy that was asked for passes (mixed_float16: crashed: died). Add float32 to "
-        "`policies`, or accept what trains differently with `accept_drift`"
+        "no policy that was asked for passes (mixed_bfloat16: it trains otherwise; mixed_float16: "
+        "crashed: died). Add float32 to `policies`, or accept what trains differently with "
+        "`accept_drift`"
     )
 
 
