@@ -70,7 +70,7 @@ class Clones:
         with _own_objects_known(model), _not_compiled(model), SafeModeScope(safe_mode=False):
             clone = keras.models.clone_model(model)
             if type(clone) is not type(model):  # Keras drops a class that makes its own graph
-                clone = type(model).from_config(model.get_config())
+                _take_class(clone, model)
             give(left_out(model), clone)
         clone.compile(**compile_arguments(model))
         make_variables(clone, self._batch)
@@ -101,6 +101,28 @@ class Clones:
             "get_config() leaves something out, such as an attribute that was set after __init__. "
             f"Complete it, or {TASK_FILE}"
         )
+
+
+def _take_class(clone: Any, model: Any) -> None:
+    """Give a copy of a graph the model's class, whose steps are its own, and its attributes.
+
+    Layers in them are the copy's own; what the graph does not hold, such as a teacher, is shared.
+    """
+    here, there = (each._flatten_layers(include_self=False) for each in (model, clone))
+    copies = {id(layer): copy for layer, copy in zip(here, there, strict=True)}
+    clone.__class__ = type(model)
+    for name, value in vars(model).items():
+        if name not in vars(clone):
+            vars(clone)[name] = _with_copies(value, copies)
+
+
+def _with_copies(value: Any, copies: Mapping[int, Any]) -> Any:
+    """Return a value that holds the copies of layers in their places."""
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)([_with_copies(each, copies) for each in value])
+    if isinstance(value, dict):
+        return {key: _with_copies(each, copies) for key, each in value.items()}
+    return copies.get(id(value), value)
 
 
 def _step(model: Any, batch: Any) -> tuple[float, Any]:
