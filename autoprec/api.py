@@ -154,7 +154,7 @@ def _run_here(
         target = Target(
             facts=facts,
             software=machine.software,
-            measure=lambda known: probing.measure_device(known, machine.frameworks_installed),
+            measure=probing.measure_device,
             unusable=unusable,
             peers=peers_of(facts, machine.facts),
         )
@@ -195,7 +195,7 @@ def plan(given: Arguments) -> Plan:
         found = select_devices([each.observation for each in known], device, machine.unusable)
         known = [each for each in known if each.observation == found[0]]
     unusable = () if device else machine.unusable
-    target = Target(cpu, machine.software, lambda known: known, unusable)
+    target = Target(cpu, machine.software, lambda known, _: known, unusable)
     job = TuningJob(source, target, given.chosen, listen)
     made = plan.plan(job, known, _reference_device)
     told = () if family is not None else (*machine.notes, *(each.text for each in unusable))

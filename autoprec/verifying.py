@@ -124,7 +124,7 @@ def verify(
         raise ProfileMismatch(f"nothing to verify here: {why}. Tune on this device")
     for warning in fit.warnings:
         listen(Note(warning, warning=True))
-    target = Target(facts, software, lambda known: known, peers=peers_of(facts, machine.facts))
+    target = Target(facts, software, lambda known, _: known, peers=peers_of(facts, machine.facts))
     return verification.verify(TuningJob(task, target, options, listen), made)
 
 

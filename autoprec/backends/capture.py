@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,17 @@ def task_of(objects: Any, *, name: str) -> Task:
 def check_objects(objects: Any, *, name: str) -> None:
     """Raise `UsageError` for objects that no task can be made of; do not look into them."""
     _recognised(objects, name)
+
+
+def reduced(value: Any) -> tuple[Any, ...] | None:
+    """Return how a value is pickled where its framework would not send it whole; else None."""
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(value, getattr(keras, "Model", ())):
+        return None
+    found: tuple[Any, ...] = importlib.import_module("autoprec.backends.keras.sent_models").reduced(
+        value
+    )
+    return found
 
 
 def is_factory(objects: Any) -> bool:

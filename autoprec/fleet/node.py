@@ -127,7 +127,7 @@ def _tune(request: Request, options: Options, send: Send) -> Profile:
         target = Target(
             facts=_facts_of_type(best, request),
             software=machine.software,
-            measure=lambda known: probing.measure_device(known, machine.frameworks_installed),
+            measure=probing.measure_device,
             unusable=() if request.device else machine.unusable,
             peers=peers_of(best, machine.facts),
         )

@@ -31,13 +31,14 @@ from autoprec.workers.task_source import TaskSource
 class Target:
     """What a tuning is for: the device and the software, as known before anything is measured.
 
-    `measure` times the device's matrix products. `unusable` holds the accelerators that would have
-    been preferred but cannot be used, `peers` the other devices here that are the same.
+    `measure` times the device's matrix products with one of the frameworks given. `unusable` holds
+    the accelerators that would have been preferred but cannot be used, `peers` the other devices
+    here that are the same.
     """
 
     facts: DeviceFacts
     software: Mapping[str, str]
-    measure: Callable[[DeviceFacts], DeviceFacts]
+    measure: Callable[[DeviceFacts, Mapping[str, str]], DeviceFacts]
     unusable: tuple[Unusable, ...] = ()
     peers: tuple[DeviceFacts, ...] = ()
 

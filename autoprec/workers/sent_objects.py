@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoprec.backends.capture import is_factory
+from autoprec.backends.capture import is_factory, reduced
 from autoprec.errors import TaskError, UsageError
 from autoprec.workers.task_source import SENT
 
@@ -176,13 +176,16 @@ def _pickler_class() -> Any:
         ) from error
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
-        """Refuses what is in a device's memory: the workers see another device, or none."""
+        """Refuses what is in a device's memory: the workers see another device, or none.
+
+        What a framework would not send whole is sent with the rest.
+        """
 
         def reducer_override(self, obj: Any) -> Any:
             device = getattr(obj, "device", None) if hasattr(obj, "requires_grad") else None
             if getattr(device, "type", "cpu") not in ("cpu", "meta"):
                 raise _OnDevice(f"it is on {device}")
-            return super().reducer_override(obj)
+            return reduced(obj) or super().reducer_override(obj)
 
     return Pickler
 

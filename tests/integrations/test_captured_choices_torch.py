@@ -53,7 +53,7 @@ class Choice:
 
 def choice_of(source: TaskSource) -> Choice:
     machine = probe(device="cpu")
-    target = Target(machine.devices[0].facts, machine.software, lambda facts: facts)
+    target = Target(machine.devices[0].facts, machine.software, lambda facts, _: facts)
     job = TuningJob(source, target, Options(policies=POLICIES), silent)
     with job.runner() as runner:
         loaded = load_task(job, runner)

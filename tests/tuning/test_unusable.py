@@ -182,7 +182,9 @@ def test_a_plan_tells_what_the_probe_noted(
 def test_a_build_for_a_device_that_it_cannot_use_is_not_to_be_installed_again(
     simulated: Callable[..., Path],
 ) -> None:
-    target = Target(DeviceFacts(Observation(DeviceKind.XPU), "", "", {}), {}, lambda known: known)
+    target = Target(
+        DeviceFacts(Observation(DeviceKind.XPU), "", "", {}), {}, lambda known, _: known
+    )
     job = TuningJob(TaskSource(simulated()), target, Options(), lambda event: None)
     with pytest.raises(DeviceUnusable, match="This build is for such devices: fix the driver"):
         loaded(job, DeviceKind.XPU)
@@ -210,7 +212,9 @@ def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
     simulated: Callable[..., Path],
 ) -> None:
     """PyTorch calls both "cuda"; its build is for one of them."""
-    target = Target(DeviceFacts(Observation(DeviceKind.ROCM), "", "", {}), {}, lambda known: known)
+    target = Target(
+        DeviceFacts(Observation(DeviceKind.ROCM), "", "", {}), {}, lambda known, _: known
+    )
     job = TuningJob(TaskSource(simulated()), target, Options(), lambda event: None)
 
     def answer(built_for: DeviceKind) -> LoadedTask:
@@ -225,7 +229,9 @@ def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
 def test_no_build_is_named_for_a_device_that_the_framework_never_trains_on(
     simulated: Callable[..., Path],
 ) -> None:
-    target = Target(DeviceFacts(Observation(DeviceKind.MPS), "", "", {}), {}, lambda known: known)
+    target = Target(
+        DeviceFacts(Observation(DeviceKind.MPS), "", "", {}), {}, lambda known, _: known
+    )
     job = TuningJob(TaskSource(simulated()), target, Options(), lambda event: None)
     found = LoadedTask("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
     with pytest.raises(DeviceUnusable) as stopped:

@@ -7,22 +7,18 @@ is never trained.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import keras
-from keras.src.saving.serialization_lib import SafeModeScope
 
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
+from autoprec.backends.keras.apply.optimizer_saving import innermost_optimizer
+from autoprec.backends.keras.capture_clones import TASK_FILE, Clones
 from autoprec.backends.keras.capture_data import batches_of
 from autoprec.backends.keras.train.data import iterate
 from autoprec.backends.keras.train.task_runner import make_variables
 from autoprec.backends.protocol import Task
-from autoprec.errors import AutoprecError, TaskError, UsageError
-
-_TASK_FILE = "write a task file, whose build_model() makes the model anew each time"
+from autoprec.errors import UsageError
 
 
 def from_keras(
@@ -41,7 +37,7 @@ def from_keras(
     """
     _refuse(name, model)
     data = batches_of(x, y, sample_weight, batch_size, name)
-    steps = getattr(model.optimizer, "gradient_accumulation_steps", None) or 1
+    steps = innermost_optimizer(model.optimizer).gradient_accumulation_steps or 1
     task = Task(
         name=name,
         build_model=lambda: None,
@@ -52,7 +48,7 @@ def from_keras(
     batch = next(iterate(task, data.build(data.own or 1), data.own or 1))
     if not model.built or not model.weights:
         make_variables(model, batch)
-    return Task(**{**vars(task), "build_model": _Clones(name, model, batch).build})
+    return Task(**{**vars(task), "build_model": Clones(name, model, batch).build})
 
 
 def _refuse(name: str, model: Any) -> None:
@@ -68,81 +64,5 @@ def _refuse(name: str, model: Any) -> None:
         refuse(
             f"the {kind} has several optimizers or a compile() of its own, as GANs do, and a clone "
             "of it cannot be compiled by what compile() was given",
-            f"{_TASK_FILE} and compiles it",
+            f"{TASK_FILE} and compiles it",
         )
-
-
-class _Clones:
-    """Models with the architecture, weights and compilation of one that is never trained."""
-
-    def __init__(self, name: str, model: Any, batch: Any) -> None:
-        self._name, self._model, self._batch = name, model, batch
-        self._weights = model.get_weights()
-
-    def build(self) -> Any:
-        """Return a compiled clone."""
-        kind = type(self._model).__name__
-        try:
-            with _classes_known(self._model), SafeModeScope(safe_mode=False):
-                clone = keras.models.clone_model(self._model)
-                self._freeze(clone)
-                clone.compile(**self._arguments())
-            make_variables(clone, self._batch)
-            clone.set_weights(self._weights)
-        except (AutoprecError, MemoryError):
-            raise
-        except Exception as error:
-            raise TaskError(
-                f"{self._name}: the {kind} cannot be cloned, and every trial trains a clone: "
-                f"{type(error).__name__}: {error}. Give its class get_config() with the arguments "
-                f"of __init__, or {_TASK_FILE}"
-            ) from error
-        known, found = (len(each.trainable_variables) for each in (self._model, clone))
-        if known != found:
-            raise TaskError(
-                f"{self._name}: a clone of the {kind} has {found} trainable weights, expected "
-                f"{known}: get_config() leaves something out. Complete it, or {_TASK_FILE}"
-            )
-        return clone
-
-    def _freeze(self, clone: Any) -> None:
-        """Freeze the layers that are frozen, where the clone has the same already."""
-        here, there = (list(each._flatten_layers()) for each in (self._model, clone))
-        if len(here) == len(there):
-            for layer, cloned in zip(here, there, strict=True):
-                cloned.trainable = layer.trainable
-
-    def _arguments(self) -> Mapping[str, Any]:
-        """Return the arguments of `compile`, with what has a state made anew."""
-        given = dict(self._model._compile_config.config)
-        optimizer = given["optimizer"]
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            held = self._model.optimizer
-            optimizer = getattr(held, "inner_optimizer", held)
-        config = optimizer.get_config()
-        if config.get("gradient_accumulation_steps"):
-            config["gradient_accumulation_steps"] = None  # the batch of an update holds them
-        given["optimizer"] = type(optimizer).from_config(config)
-        for key in ("metrics", "weighted_metrics"):
-            if given[key] is not None:
-                given[key] = keras.tree.map_structure(_anew, given[key])
-        return given
-
-
-def _anew(metric: Any) -> Any:
-    if isinstance(metric, keras.metrics.Metric):
-        return type(metric).from_config(metric.get_config())
-    return metric
-
-
-@contextmanager
-def _classes_known(model: Any) -> Iterator[None]:
-    """Let Keras find the classes of a model's own layers, wherever they were defined."""
-    own = {type(each) for each in model._flatten_layers()}
-    own = {each for each in own if not each.__module__.startswith("keras.")}
-    with (
-        warnings.catch_warnings(),
-        keras.utils.custom_object_scope({each.__name__: each for each in own}),
-    ):
-        warnings.simplefilter("ignore")
-        yield

@@ -22,12 +22,13 @@ from autoprec.backends.keras.apply.applied_recipe import (
 )
 from autoprec.backends.keras.apply.dtype_policies import keras_name
 from autoprec.backends.keras.apply.earlier_traces import trace_training_again
-from autoprec.backends.keras.apply.layer_names import layer_units
+from autoprec.backends.keras.apply.layer_names import layer_units, own_steps
 from autoprec.backends.keras.apply.layer_policy_stack import policy_replacing
 from autoprec.backends.keras.apply.lifecycle_hooks import NewModelWatch
-from autoprec.backends.keras.apply.method_hooks import NewObjectWatch
+from autoprec.backends.keras.apply.method_hooks import Hook, NewObjectWatch, remove_hook
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
-from autoprec.backends.keras.apply.precision import Applied, Precision
+from autoprec.backends.keras.apply.optimizer_saving import innermost_optimizer
+from autoprec.backends.keras.apply.precision import Applied, AppliedToModel, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
 from autoprec.backends.keras.apply.replicas import fit_to_replicas, refuse_keras_distribution
 from autoprec.backends.keras.apply.unreached_updates import UpdateWatch
@@ -40,6 +41,9 @@ from autoprec.errors import AutoprecWarning
 
 #: Ends the watch for new models that is kept, if one is: there is one global policy.
 _STOP_WATCHING: list[Callable[[], None]] = []
+
+#: Where a model is known to a profile of the script's own, which stands aside for a tuning's.
+_ASIDE_ATTRIBUTE = "_autoprec_aside"
 
 
 class KerasSurgeon:
@@ -96,27 +100,11 @@ class KerasSurgeon:
         The optimizer accumulates nothing, so the whole batch is one step's.
         Without a model the watch for models to come ends, and the global policy is put back.
         """
-        precision = _of_whole_batch(recipe, model)
-
-        def register(model: Any, given: Sequence[Any] = ()) -> None:
-            vars(model)[RECIPE_ATTRIBUTE] = left = _UntouchedModel(model, tuple(given))
-            precision.register(left, keep=False)
-            precision.count_from_here()
-
-        if model is None:
-            while _STOP_WATCHING:
-                _STOP_WATCHING.pop()()
-            precision._unattached += optimizers
-            watch = NewModelWatch(register)
-            _STOP_WATCHING.append(watch.stop)
-            precision._undo.append(watch.stop)
-            precision.count_from_here()
-            return precision
-        for unit in layer_units(model):
-            if unit.layer is model or not getattr(unit.layer, "compiled", False):
-                undo_former_recipe(unit.layer)
-        register(model, optimizers)
-        return precision
+        if model is not None:
+            for unit in layer_units(model):
+                if unit.layer is model or not getattr(unit.layer, "compiled", False):
+                    undo_former_recipe(unit.layer)
+        return _left_alone(recipe, model, optimizers, RECIPE_ATTRIBUTE, watch=model is None)
 
     def stand_aside(
         self,
@@ -126,21 +114,64 @@ class KerasSurgeon:
         optimizers: Sequence[Any] = (),
         device: str = "cpu",
     ) -> Precision:
-        """See `Surgeon.stand_aside`. Without a model the global policy stays as well."""
-        precision = _of_whole_batch(recipe, model)
-        if model is None:
-            precision._unattached += optimizers
-        else:
-            precision.register(_UntouchedModel(model, tuple(optimizers)), keep=True)
+        """See `Surgeon.stand_aside`. Without a model the global policy stays as well.
+
+        Copies of the model that a tuning trains are models to come.
+        """
+        return _left_alone(recipe, model, optimizers, _ASIDE_ATTRIBUTE, watch=True)
+
+
+def _left_alone(
+    recipe: Recipe, model: Any, optimizers: Sequence[Any], attribute: str, *, watch: bool
+) -> Precision:
+    """Return a Precision that changes nothing: of a model, and with `watch` of those to come.
+
+    Models hold in `attribute` what it knows of them. While one of them takes a step of its own, it
+    is the latest: of several that take turns, each is stepped by its own optimizer.
+    """
+
+    def attach(precision: Precision, model: Any, given: Sequence[Any]) -> _UntouchedModel:
+        left = _UntouchedModel(model, tuple(given))
+        vars(model)[attribute] = left
+        if "train_step" in own_steps(model):
+            left.step = _OwnStep(model.train_step, lambda: precision.register(left, keep=False))
+            vars(model)["train_step"] = left.step
+        precision.register(left, keep=False)
         precision.count_from_here()
-        return precision
+        return left
+
+    precision = _of_whole_batch(recipe, model, attach)
+    if model is not None:
+        precision.attach(model, optimizers)
+    else:
+        precision._unattached += optimizers
+    if watch:
+        while _STOP_WATCHING:
+            _STOP_WATCHING.pop()()
+        stop = NewModelWatch(precision.attach).stop
+        _STOP_WATCHING.append(stop)
+        precision._undo.append(stop)
+    precision.count_from_here()
+    return precision
 
 
-def _of_whole_batch(recipe: Recipe, model: Any) -> Precision:
+class _OwnStep(Hook):
+    """A `train_step` of a model's own, before which `begins` is called."""
+
+    def __init__(self, original: Callable[..., Any], begins: Callable[[], None]) -> None:
+        super().__init__(original)
+        self.begins = begins
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.begins()
+        return self.original(*args, **kwargs)
+
+
+def _of_whole_batch(recipe: Recipe, model: Any, attach: Callable[..., AppliedToModel]) -> Precision:
     """Return a Precision whose steps take the recipe's effective batch at once."""
     fitted, _ = fit_to_replicas(recipe, model)
     whole = fitted.batch_size * fitted.accumulation_steps
-    return Precision(replace(fitted, batch_size=whole, accumulation_steps=1))
+    return Precision(replace(fitted, batch_size=whole, accumulation_steps=1), attach)
 
 
 @dataclass(eq=False)
@@ -150,11 +181,14 @@ class _UntouchedModel:
     model: Any
     given: tuple[Any, ...]
     nonfinite: Any = None
+    step: Hook | None = None
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """Return the script's own, as they are, and those that the model holds by now."""
-        return (*self.given, *optimizers_of(self.model))
+        """Return the script's own, as the model holds them by now, and its others."""
+        held = {id(innermost_optimizer(each)): each for each in optimizers_of(self.model)}
+        given = (held.pop(id(innermost_optimizer(each)), each) for each in self.given)
+        return (*given, *held.values())
 
     @property
     def report(self) -> Applied:
@@ -162,7 +196,9 @@ class _UntouchedModel:
         return Applied(Policy.FLOAT32)
 
     def restore(self) -> None:
-        """Do nothing: there is nothing to put back."""
+        """Take off what looks at the model's own step."""
+        if self.step is not None:
+            remove_hook(self.model, "train_step", self.step)
 
 
 def _apply_to_future_models(

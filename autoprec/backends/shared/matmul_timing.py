@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -85,7 +85,7 @@ def measure(
     Float32's, which all others are compared to, are timed again at the end. A dtype that seems
     slower by less than `SURELY_SLOWER_RATIO` is timed a second time, for others may use the device.
     """
-    framework = next((name for name in _FRAMEWORKS_OF_KIND[facts.kind] if name in frameworks), None)
+    framework = timing_framework(facts.kind, frameworks)
     if framework is None:
         wanted = (
             " or ".join(_FRAMEWORKS_OF_KIND[facts.kind])
@@ -102,6 +102,11 @@ def measure(
         return merge_repeated_products(first)
     second = measure_in_child(framework, place, [*unsure, *again])
     return merge_repeated_products(replace(first, products=(*first.products, *second.products)))
+
+
+def timing_framework(kind: DeviceKind, frameworks: Collection[str]) -> str | None:
+    """Return which of the frameworks times products on such a device; None if none of them can."""
+    return next((name for name in _FRAMEWORKS_OF_KIND[kind] if name in frameworks), None)
 
 
 #: The slowest last, so that running out of time loses least.

@@ -84,7 +84,7 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
         if isinstance(event, Note):
             notes.append(event.text)
 
-    there = replace(job, target=Target(device, job.target.software, lambda f: f), listener=note)
+    there = replace(job, target=Target(device, job.target.software, lambda f, _: f), listener=note)
     proposal = propose(device, job.options.policies)
     space = build_space(there, task, device, proposal, figures)
     refusals = refusals_for_task(there, task, device, space, figures)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoprec.backends import registry
+from autoprec.backends.shared.matmul_timing import timing_framework
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind
@@ -31,7 +32,7 @@ from autoprec.workers.runner import Runner, raise_user_error
 def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResult:
     """Describe the task, measure the device, and build the search space from both."""
     task = describe_once(job, study, runner)
-    facts = measure_device(job, study)
+    facts = measure_device(job, study, task)
     refuse_absent_tf32(job, facts)
     proposal = propose(facts, job.options.policies)
     job.listener(Started(str(job.task), facts, proposal, study.location))
@@ -47,16 +48,21 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
     )
 
 
-def measure_device(job: TuningJob, study: Study) -> DeviceFacts:
-    """Time the device's matrix products, once for a device and version of its framework."""
+def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts:
+    """Time the device's matrix products, once for a device and version of its framework.
+
+    It is the task's framework that times them, where it can: another may have other kernels.
+    """
     facts = study.recall("facts", DeviceFacts)
     if facts is not None:
         return facts
-    known = job.target.facts
-    facts = with_remembered_measurements(known, job.target.software)
+    known, software = job.target.facts, job.target.software
+    own = {name: version for name, version in software.items() if name in task.software}
+    software = own if timing_framework(known.kind, own) else software
+    facts = with_remembered_measurements(known, software)
     if not facts.measured_on:
         job.listener(Stage("probe", "timing this device's matrix products"))
-        facts = job.target.measure(facts)
+        facts = job.target.measure(facts, software)
     for note in facts.notes[len(known.notes) :]:
         job.listener(Note(note, warning=True))
     study.remember("facts", facts)

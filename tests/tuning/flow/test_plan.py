@@ -49,7 +49,7 @@ def planned(name: str, options: Options | None = None) -> Plan:
     device, catalogue = device_of_family(name), load_catalogue()
     row = with_vendor_figures(catalogue, catalogue.family(name))
     cpu = Observation(DeviceKind.CPU)
-    target = Target(merge(cpu, catalogue.family_of(cpu)), {}, lambda facts: facts)
+    target = Target(merge(cpu, catalogue.family_of(cpu)), {}, lambda facts, _: facts)
     job = TuningJob(TaskSource(Path("task.py")), target, options or Options(), silent)
     return plan_for(job, MLP, device, device_of_family(row.name))
 

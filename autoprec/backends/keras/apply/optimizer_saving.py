@@ -95,8 +95,14 @@ class SavedScalars(KerasSaveable):  # type: ignore[misc]
 
 
 def wrapper_chain(optimizer: Any) -> Iterable[Any]:
-    """Yield the optimizer and those inside it, down to the user's own."""
+    """Yield the optimizer and those inside it, down to the user's own.
+
+    What stands in for one is not the user's: it says for which.
+    """
     yield optimizer
+    if hasattr(optimizer, "stands_for"):
+        optimizer = optimizer.stands_for
+        yield optimizer
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer | SavedAsGiven):
         optimizer = optimizer.inner_optimizer
         yield optimizer

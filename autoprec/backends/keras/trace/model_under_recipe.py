@@ -154,8 +154,12 @@ class KerasTrainee:
         policy, compiled = self.precision.policy, self.precision.recipe.compile
         found = Float16Magnitudes()
         if policy.compute_dtype is DType.FLOAT16 and not compiled and on_tensorflow():
-            reader = self.step_reader(batch, "float16")
-            found = magnitudes.float16_magnitudes(reader, batch, self.scale)
+            try:
+                reader = self.step_reader(batch, "float16")
+                found = magnitudes.float16_magnitudes(reader, batch, self.scale)
+            except Exception:
+                if not self.model.run_eagerly:  # a step that looks at values has no graph
+                    raise
         return *self.loss_and_gradient(batch, seed), found
 
     def step_reader(self, batch: Any, *dtypes: str) -> magnitudes.StepReader:

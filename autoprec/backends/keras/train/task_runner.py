@@ -287,17 +287,22 @@ class GradientRecorder:
     """Stands in for one of a model's optimizers during a train_step, and keeps what it is given.
 
     Whatever train_step the model has, its loss comes through `scale_loss` and its gradients through
-    `apply` or `apply_gradients`. Nothing is updated. Everything else is the optimizer's own.
+    `apply` or `apply_gradients`. Nothing is updated. Everything else is the optimizer's own, its
+    class too: a train_step may look for its model's optimizer.
     """
 
     def __init__(self, optimizer: Any, scale: Any) -> None:
-        self._optimizer = optimizer
+        self.stands_for = optimizer
         self._scale = scale
         self.loss: Any = None
         self.gradients: dict[int, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+        return getattr(self.stands_for, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.stands_for)
 
     def scale_loss(self, loss: Any) -> Any:
         """Keep the loss; return it scaled. A number is no loss, but a limit to gradients."""
@@ -313,7 +318,7 @@ class GradientRecorder:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Keep the gradients; those of a loss that was not scaled are scaled now."""
-        known = trainable_variables or self._optimizer._trainable_variables
+        known = trainable_variables or self.stands_for._trainable_variables
         for gradient, variable in zip(grads, known, strict=True):
             if gradient is not None:
                 found = keras.ops.convert_to_tensor(gradient)

@@ -263,3 +263,21 @@ def test_batches_of_another_size_are_forgotten():
     for size in (8, 4):
         traced.reference(batch_size=size, steps=1, checkpoints=())
         assert list(traced._streams) == [(size, 0)]
+
+
+class LooksAtValues(OwnTrainStep):
+    """Its step has no graph, and so is run eagerly."""
+
+    def train_step(self, given):
+        if float(keras.ops.sum(given[0]).numpy()) > 1e9:
+            return {"loss": 0.0}
+        return super().train_step(given)
+
+
+def test_a_step_without_a_graph_is_compared_in_float16():
+    traced = eager_tracer(lambda: compiled(LooksAtValues()))
+    traced.reference(batch_size=8, steps=2, checkpoints=(0,))
+    recipe = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=64.0))
+    (point,) = traced.compare_steps(recipe=recipe)
+    assert 0 < point.gradient_error < 0.05
+    assert point.largest is None
