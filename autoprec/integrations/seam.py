@@ -61,6 +61,15 @@ class ForeignLoop(AttachedProfile):
         self._completed = True
         return factor
 
+    def step(self, optimizer: Any, **kwargs: Any) -> Any:
+        """Step under the loss scale, which then is updated."""
+        scaler = self.scaler
+        if not scaler.is_enabled():
+            return optimizer.step(**kwargs)
+        stepped = scaler.step(optimizer, **kwargs)
+        scaler.update()
+        return stepped
+
     def end_update(self) -> None:
         """Begin to count micro-batches anew."""
         self.seen, self._completed = 0, False

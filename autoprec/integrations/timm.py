@@ -81,11 +81,7 @@ class ProfileScaler:
             scaler.unscale_once_(optimizer)
             clip = importlib.import_module("timm.utils").dispatch_clip_grad
             clip(parameters, value=clip_grad, mode=clip_mode)
-        if scaler.is_enabled():
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
+        self.loop.step(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale as torch's GradScaler does, and so as `NativeScaler` loads it."""

@@ -12,6 +12,14 @@ from tests.integrations.trained import momentum, net
 
 PACKAGES = ("lightning", "pytorch_lightning")
 
+#: Strategies with a precision of their own, and what is said of them beside a profile.
+STRATEGIES = {
+    "FSDPStrategy": r"FSDP1.*ModelParallelStrategy",
+    "DeepSpeedStrategy": r"DeepSpeed casts .*--to deepspeed",
+    "SingleDeviceXLAStrategy": r"SingleDeviceXLAStrategy has .*DDP or FSDP2",
+    "XLAStrategy": r"XLAStrategy has a precision of its own.*DDP or FSDP2",
+}
+
 
 def pytorch_of(package: str) -> Any:
     return importlib.import_module({"lightning": "lightning.pytorch"}.get(package, package))
@@ -83,3 +91,13 @@ def trainer_of(package: str, plugin: Any, **settings: Any) -> Any:
     }
     plugins = [] if plugin is None else [plugin]
     return pytorch_of(package).Trainer(**{**quiet, "plugins": plugins, **settings})
+
+
+def strategy_here(strategies: Any, name: str) -> Any:
+    """Make a strategy whose package or device is not here, as far as a Trainer looks at it."""
+    kind = getattr(strategies, name)
+    own = [each for each in kind.__mro__ if each.__name__ in ("DDPStrategy", "ParallelStrategy")]
+    base = own[0] if own else strategies.SingleDeviceStrategy
+    settings = {} if own else {"device": torch.device("cpu")}
+    made = {"__init__": lambda self: base.__init__(self, **settings)}
+    return type(f"Our{name}", (kind,), {} if name == "FSDPStrategy" else made)()

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from autoprec import Policy
-from autoprec.errors import UsageError
 from autoprec.integrations.lightning import fabric_plugin
 from tests.integrations.lightning_modules import PACKAGES, fabric_of
 from tests.integrations.trained import (
@@ -84,11 +83,3 @@ def test_fabric_trains_what_our_own_loop_trains(package: str, policy: Policy) ->
         assert made.loop.ran.batch == 8
     made.teardown()
     assert wrapped_modules(model) == []
-
-
-def test_a_second_model_of_one_fabric_is_refused() -> None:
-    made = fabric_plugin(recipe_of(Policy.MIXED_BFLOAT16), package="lightning")
-    fabric = fabric_of("lightning").Fabric(accelerator="cpu", devices=1, plugins=[made])
-    fabric.setup(net())
-    with pytest.raises(UsageError, match=r"set up Linear after Net, .* Fabric of their own"):
-        fabric.setup(nn.Linear(2, 2))

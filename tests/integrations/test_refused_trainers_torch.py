@@ -22,9 +22,11 @@ from autoprec.integrations.lightning import fabric_plugin, plugin
 from autoprec.integrations.transformers import apply
 from tests.integrations.lightning_modules import (
     PACKAGES,
+    STRATEGIES,
     fabric_of,
     module_of,
     pytorch_of,
+    strategy_here,
     trainer_of,
 )
 from tests.integrations.trained import loader, net
@@ -181,23 +183,22 @@ def test_a_lightning_project(package: str, recipe: Recipe, case: str, said: str)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize(
-    ("recipe", "strategy", "said"),
-    [
-        (WHOLE, "DeepSpeedStrategy", r"DeepSpeed casts .*--to deepspeed"),
-        (WHOLE, "SingleDeviceXLAStrategy", r"SingleDeviceXLAStrategy has .*DDP or FSDP2"),
-        (WHOLE, "XLAStrategy", r"XLAStrategy has a precision of its own.*DDP or FSDP2"),
-        (SPLIT, "ModelParallelStrategy", r"FSDP2 keeps .*need not be split"),
-        (WHOLE, "ModelParallelStrategy", ""),
-    ],
-)
-def test_a_lightning_strategy(package: str, recipe: Recipe, strategy: str, said: str) -> None:
-    """They want packages or devices that are not here, so they are never made whole."""
-    kind = getattr(pytorch_of(package).strategies, strategy)
-    settings = {"root_device": torch.device("cpu"), "__init__": lambda self: None}
-    trainer = SimpleNamespace(
-        strategy=type(strategy, (kind,), settings)(), accumulate_grad_batches=1, callbacks=[]
-    )
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_lightning_strategy_with_a_precision_of_its_own(package: str, name: str) -> None:
+    strategy = strategy_here(pytorch_of(package).strategies, name)
+    made = plugin(WHOLE, package=package)
+    with pytest.raises(UsageError, match=f"^Lightning with this profile: .*{STRATEGIES[name]}"):
+        trainer_of(package, made, strategy=strategy)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(("recipe", "said"), [(WHOLE, ""), (SPLIT, r"FSDP2 .*need not be split")])
+def test_lightnings_fsdp2(package: str, recipe: Recipe, said: str) -> None:
+    """It needs two ranks to train: test_two_ranks_torch.py."""
+    strategies = pytorch_of(package).strategies
+    settings = {"root_device": torch.device("cpu")}
+    strategy = type("OurModelParallelStrategy", (strategies.ModelParallelStrategy,), settings)()
+    trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=1, callbacks=[])
     module = SimpleNamespace(trainer=trainer, automatic_optimization=True)
     made = plugin(recipe, package=package)
     if not said:
@@ -208,14 +209,12 @@ def test_a_lightning_strategy(package: str, recipe: Recipe, strategy: str, said:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_what_fsdp1_refuses_itself_names_the_way_out(package: str) -> None:
+def test_a_strategy_that_is_given_the_plugin_as_its_own_names_the_way_out(package: str) -> None:
     said = r"only work with the `FSDPPrecision` plugin, found .* ModelParallelStrategy \(FSDP2\)"
-    strategy = pytorch_of(package).strategies.FSDPStrategy()
     with pytest.raises(TypeError, match=said):
-        strategy.precision_plugin = plugin(WHOLE, package=package)
-    of_fabric = fabric_of(package).strategies.FSDPStrategy()
+        pytorch_of(package).strategies.FSDPStrategy(precision_plugin=plugin(WHOLE, package=package))
     with pytest.raises(TypeError, match=said):
-        of_fabric.precision = fabric_plugin(WHOLE, package=package)
+        fabric_of(package).strategies.FSDPStrategy(precision=fabric_plugin(WHOLE, package=package))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from autoprec.errors import UsageError
-from autoprec.integrations.lightning.shared import Plugin
+from autoprec.integrations.lightning.shared import Plugin, closures_of
 
 
 class FabricPlugin(Plugin):
@@ -27,8 +27,13 @@ class FabricPlugin(Plugin):
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """Attach the profile, and open its autocast."""
+        """Attach the profile, and open its autocast: of a call, or of `fabric.autocast()`."""
         if self.loop.attached is None:
+            if self._module is None:
+                raise UsageError(
+                    "fabric.autocast() was entered before a model was set up, and a profile's "
+                    "precision is of a model: call fabric.setup(model, optimizer) first"
+                )
             self.loop.attach(self._module)
         with self.loop.cast():
             yield
@@ -41,15 +46,24 @@ class FabricPlugin(Plugin):
 
     def unscale_gradients(self, optimizer: Any) -> None:
         """Unscale before Fabric clips; give it `error_if_nonfinite=False` under a loss scale."""
+        self._know(optimizer)
         self.loop.scaler.unscale_once_(optimizer)
 
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         """Step under the loss scale."""
-        if self.loop.attached is not None:
-            self.loop.attached.add_optimizers([optimizer])
-        scaler = self.loop.scaler
-        if not scaler.is_enabled():
-            return optimizer.step(**kwargs)
-        stepped = scaler.step(optimizer, **kwargs)
-        scaler.update()
-        return stepped
+        self._know(optimizer)
+        return self.loop.step(optimizer, **kwargs)
+
+    def _know(self, optimizer: Any) -> None:
+        """Take an optimizer, which Fabric shows first where it is used."""
+        attached = self.loop.attached
+        if attached is not None:
+            if optimizer not in attached.optimizers:
+                self.loop.require({"closures": closures_of(optimizer)})
+                attached.add_optimizers([optimizer])
+        elif self.loop.choose().applies:
+            raise UsageError(
+                "Fabric is to step an optimizer, and the model was never called through Fabric, so "
+                "that it computed in float32: call what fabric.setup(...) returned, as "
+                "model(inputs). A method such as model.training_step(batch) goes past it"
+            )

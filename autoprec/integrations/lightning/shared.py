@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.integrations.seam import ForeignLoop
+
+_XLA = ("XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy")
 
 
 class Plugin:
@@ -19,9 +22,21 @@ class Plugin:
         self.loop = loop
 
     def __repr__(self) -> str:
-        """Name what it goes with: `FSDPStrategy` prints this where it raises before we can."""
+        """Name what it goes with: a strategy that is given it as its own prints this."""
         name = type(self).__name__
         return f"{name}, which trains on one device, under DDP or ModelParallelStrategy (FSDP2)"
+
+    def __bool__(self) -> bool:
+        """Refuse a strategy with a precision of its own; else true.
+
+        Trainer and Fabric ask this of a plugin right before they give it to their strategy, and
+        some of those raise a TypeError for what is not their own, which names no way out.
+        """
+        owner = sys._getframe(1).f_locals.get("self")
+        facts = strategy_facts(getattr(owner, "strategy", None))
+        if any(facts.values()):
+            self.loop.require(facts)
+        return True
 
     @property
     def batch_size(self) -> int:
@@ -62,3 +77,19 @@ class Plugin:
     def teardown(self) -> None:
         """Undo what was done to the model; the next `fit` does it again."""
         self.loop.detach()
+
+
+def strategy_facts(strategy: Any) -> dict[str, Any]:
+    """Return what of a strategy with a precision of its own the table of refusals asks for."""
+    names = {each.__name__ for each in type(strategy).__mro__}
+    return {
+        "fsdp1": "FSDPStrategy" in names,
+        "deepspeed": "DeepSpeedStrategy" in names,
+        "own_precision": next((name for name in _XLA if name in names), ""),
+        "data_parallel": "DataParallelStrategy" in names,
+    }
+
+
+def closures_of(optimizer: Any) -> str:
+    """Name the class of an optimizer that calls a training step several times in one update."""
+    return "LBFGS" if any(each.__name__ == "LBFGS" for each in type(optimizer).__mro__) else ""

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from autoprec.integrations.lightning.shared import Plugin
+from autoprec.integrations.lightning.shared import Plugin, closures_of
 
-_OWN_PRECISION = ("XLAStrategy", "SingleDeviceXLAStrategy")
 _NATIVE_STATES = ("MixedPrecision", "native_amp_scaling_state")
 
 
@@ -26,8 +25,7 @@ class TrainerPlugin(Plugin):
     def connect(self, model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Any:
         """Attach the profile: the strategy has wrapped the model, no state is loaded yet."""
         for optimizer in optimizers:
-            closures = {each.__name__ for each in type(optimizer).__mro__} & {"LBFGS"}
-            self.loop.require({"closures": ", ".join(closures)})
+            self.loop.require({"closures": closures_of(optimizer)})
         self.loop.attach(model, optimizers, holds=True)
         return model, optimizers, schedulers
 
@@ -37,15 +35,9 @@ class TrainerPlugin(Plugin):
         with self.loop.cast():
             yield
 
-    @contextmanager
-    def train_step_context(self) -> Iterator[None]:
-        """Count a micro-batch."""
-        self.loop.seen += 1
-        with self.forward_context():
-            yield
-
     def pre_backward(self, tensor: Any, module: Any) -> Any:
-        """Scale the loss."""
+        """Count a micro-batch, and scale its loss."""
+        self.loop.seen += 1
         return super().pre_backward(self.loop.scaler.scale(tensor), module)  # type: ignore[misc]
 
     def post_backward(self, tensor: Any, module: Any) -> Any:
@@ -60,17 +52,19 @@ class TrainerPlugin(Plugin):
         result = closure()
         automatic = model.automatic_optimization
         if result is None and automatic:  # the training step gave no loss
+            self.loop.end_update()
             return None
-        scaler = self.loop.scaler
-        scaler.unscale_once_(optimizer)
+        self.loop.scaler.unscale_once_(optimizer)
         if automatic:
             self.loop.complete(optimizer)
         self._after_closure(model, optimizer)  # type: ignore[attr-defined]
-        if not scaler.is_enabled():
-            return optimizer.step(**kwargs)
-        stepped = scaler.step(optimizer, **kwargs)
-        scaler.update()
-        return stepped
+        return self.loop.step(optimizer, **kwargs)
+
+    def clip_gradients(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Clip unscaled gradients, also where manual optimization clips before it steps."""
+        raw = optimizer.optimizer if hasattr(optimizer, "toggle_model") else optimizer
+        self.loop.scaler.unscale_once_(raw)
+        super().clip_gradients(raw, *args, **kwargs)  # type: ignore[misc]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the scale as Lightning's own 16-bit plugin does, which then can load it."""
@@ -87,13 +81,11 @@ class TrainerPlugin(Plugin):
 
 def _facts(trainer: Any, module: Any) -> dict[str, Any]:
     """Return what of a Trainer the table of refusals asks for."""
-    strategy = type(trainer.strategy).__name__
-    callbacks = {type(each).__name__ for each in trainer.callbacks}
+    strategies = {each.__name__ for each in type(trainer.strategy).__mro__}
+    callbacks = {each.__name__ for made in trainer.callbacks for each in type(made).__mro__}
     return {
         "accumulates": trainer.accumulate_grad_batches,
-        "fsdp2": strategy == "ModelParallelStrategy",
-        "deepspeed": strategy == "DeepSpeedStrategy",
-        "own_precision": strategy if strategy in _OWN_PRECISION else "",
+        "fsdp2": "ModelParallelStrategy" in strategies,
         "accumulation_schedule": "GradientAccumulationScheduler" in callbacks,
         "finds_batch": "BatchSizeFinder" if "BatchSizeFinder" in callbacks else "",
         "manual": not module.automatic_optimization,

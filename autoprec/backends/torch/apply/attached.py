@@ -131,6 +131,7 @@ class AttachedRecipe:
         for handle in (*self._handles, *filter(None, [self._calls])):
             handle.remove()
         self._handles.clear()
+        self.scaler.sharing = ()
         forget_buffers(self.scaler)
         self._undo()
 
@@ -140,6 +141,8 @@ class AttachedRecipe:
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
             self.optimizers.append(optimizer)
+        if len(self.optimizers) > 1:
+            self.scaler.sharing = self.optimizers
 
     def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.watch is not None and self.watch.is_checking:

@@ -16,7 +16,7 @@ import logging
 import math
 import struct
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     `changed_weights` says whether any optimizer stepped before the last `update()`,
     `changed_by_last_step` whether the last `step()` did. `buffers`, where given, are those of the
     model, which a skipped step leaves as they were; `on_skip`, where given, is called before.
+    `sharing`, where given, are optimizers of one loss after each of which a trainer calls
+    `update()`: the scale is theirs until all that hold gradients have stepped.
     """
 
     def __init__(self, device: str, loss_scale: LossScale | None) -> None:
@@ -60,6 +62,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.counts = StepCounts()
         self.buffers: KeptBuffers | None = None
         self.on_skip: Callable[[], None] | None = None
+        self.sharing: Sequence[torch.optim.Optimizer] = ()
+        self._is_due = False  # an update that waits for others of them
         self._complex: dict[int, tuple[int, bool]] = {}  # by optimizer, see `_has_complex`
         self._host_scale = settings.initial
         self._host_growth = 0
@@ -71,6 +75,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
 
     def scale(self, outputs: Any) -> Any:
         """Multiply by the scale: the backward pass follows, and with it the step has begun."""
+        if self._is_due:
+            self._end_update(None)
         if self.buffers is not None:
             self.buffers.before_backward()
         return super().scale(outputs)
@@ -211,6 +217,16 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
 
         A fixed scale stays as it is; a dynamic one never falls under the floor.
         """
+        self._is_due = new_scale is None and any(map(self._is_to_step, self.sharing))
+        if not self._is_due:
+            self._end_update(new_scale)
+
+    def _is_to_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        known = self._per_optimizer_states.get(id(optimizer), {})
+        return known.get("stage") is not OptState.STEPPED and _has_gradients(optimizer)
+
+    def _end_update(self, new_scale: float | torch.Tensor | None) -> None:
+        self._is_due = False
         if self.is_enabled() and (self._stepped or self._skipped or new_scale is not None):
             self._update_scale(new_scale)
         if self.buffers is not None and (self._stepped or self._skipped):
@@ -301,7 +317,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     def __getstate__(self) -> dict[str, Any]:
         """Leave the model's buffers out: a copy of the scaler belongs to no model."""
         state: dict[str, Any] = super().__getstate__()
-        return state | {"buffers": None, "on_skip": None}
+        return state | {"buffers": None, "on_skip": None, "sharing": ()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state saved by this class or by torch's GradScaler.
