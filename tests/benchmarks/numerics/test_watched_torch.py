@@ -1,4 +1,4 @@
-"""The trainings whose checks are counted have the loss scale that a profile of theirs would have."""
+"""Trainings whose checks are counted have the loss scale that a profile of theirs would have."""
 
 from __future__ import annotations
 
