@@ -7,7 +7,9 @@ Each break trains for a thousand updates: in float32, in float32 with noise of b
 its first weights, in 16 bits, and in 16 bits with `watch="float32"`, checked as often as trainings
 are that say nothing else. None is broken in its first steps, which is all that the check before
 training sees. Rescued is what ends no further above float32 than `NOISE_FACTOR` times as far as
-noise ends from it, or than `LEAST` of it. What is healthy for as long is a matter of `watched`.
+noise ends from it, or than `LEAST` of it. What was lost before the alarm no mend brings back: it
+shows in where plain float32 ends from the weights at the alarm, and what is not rescued, but ends
+as near to that, is mended as well as can be. What is healthy for as long is a matter of `watched`.
 """
 
 from __future__ import annotations
@@ -96,7 +98,11 @@ class Ended:
 
 
 def trained(framework: str, name: str, recipe: Recipe, **how: Any) -> Ended:
-    """Train a break of a framework's; `how` is its `watch` or its draw of `noise`."""
+    """Train a break of a framework's.
+
+    `how` is its `watch`, its draw of `noise`, or `float32_from`: the update with whose check it
+    becomes plain float32.
+    """
     if framework == "torch":
         from benchmarks.numerics import late_breaks_torch
 
@@ -115,6 +121,10 @@ def row(framework: str, name: str) -> dict[str, Any]:
     noise = max(abs(train(FLOAT32, noise=draw).loss - exact) for draw in range(NOISE_DRAWS))
     unwatched, watched = train(recipe), train(recipe, watch="float32")
     alarm = next((each for each in watched.watched if each.action), None)
+    near = max(NOISE_FACTOR * noise, LEAST * abs(exact))
+    rescued, there = watched.loss - exact <= near, exact
+    if alarm and not rescued:
+        there = train(recipe, float32_from=alarm.updates).loss
     return {
         "framework": framework,
         "break": name,
@@ -127,13 +137,16 @@ def row(framework: str, name: str) -> dict[str, Any]:
         "alarm": alarm and alarm.updates,
         "said": alarm.problem if alarm else "",
         "kept": list(watched.kept),
-        "rescued": watched.loss - exact <= max(NOISE_FACTOR * noise, LEAST * abs(exact)),
+        "from_alarm": None if rescued else finite_or_none(there),
+        "rescued": rescued,
+        "mended": watched.loss - max(exact, there) <= near,
     }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line for each break, then how many were caught and rescued."""
     heads = ("framework", "break", "policy", "caught at", "float32 ends at", "16 bits", "watched")
+    heads = (*heads, "float32 from the alarm on")
     yield f"| {' | '.join(heads)} | rescued |"
     yield "|---" * (len(heads) + 1) + "|"
     for each in rows:
@@ -141,12 +154,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         cells = [each["framework"], each["break"], each["policy"], each["alarm"] or "not caught"]
         ends = (each["unwatched"], each["watched"])
         cells += [float32, *("not finite" if end is None else f"{end:.4g}" for end in ends)]
+        cells.append("-" if each["from_alarm"] is None else f"{each['from_alarm']:.4g}")
         yield f"| {' | '.join(map(str, cells))} | {'yes' if each['rescued'] else 'no'} |"
     for framework in dict.fromkeys(each["framework"] for each in rows):
         own = [each for each in rows if each["framework"] == framework]
         caught = share([sum(each["alarm"] is not None for each in own), len(own)])
         rescued = share([sum(each["rescued"] for each in own), len(own)])
-        yield f"{framework}: caught {caught}, rescued {rescued}"
+        mended = share([sum(each["mended"] for each in own), len(own)])
+        yield (
+            f"{framework}: caught {caught}, rescued {rescued}; ends as float32 does from the alarm "
+            f"on: {mended}"
+        )
 
 
 def last_losses(losses: Sequence[float]) -> float:

@@ -14,6 +14,8 @@ import numpy as np
 from keras import ops
 
 from autoprec import Recipe, apply_profile
+from autoprec.backends.keras.apply.applied_recipe import RECIPE_ATTRIBUTE
+from autoprec.backends.keras.watch.float32_layers import candidates
 from autoprec.core.watch_settings import EVERY
 from benchmarks.numerics.late_breaks import BATCH, INPUTS, LAST, NOISE, SLOW, UPDATES, Ended, Pace
 
@@ -248,10 +250,10 @@ def data(count: int) -> tuple[Any, Any]:
     return inputs, np.tanh(inputs @ random.normal(size=(INPUTS, 2))).astype("float32")
 
 
-def batches(name: str, pace: Pace) -> Iterator[tuple[Any, Any]]:
+def batches(name: str, pace: Pace, first: int = 0) -> Iterator[tuple[Any, Any]]:
     """Yield batches without end; of short sequences with long ones now and then, or plain."""
     inputs, targets = data(BATCH * LAST)
-    for index in itertools.count():
+    for index in itertools.count(first):
         part = slice(index % LAST * BATCH, (index % LAST + 1) * BATCH)
         given = inputs[part]
         if name == "long batch":
@@ -270,10 +272,11 @@ def trained(
     updates: int,
     noise: int | None = None,
     epochs: int = 1,
+    float32_from: int = 0,
 ) -> tuple[Any, list[float]]:
     """Train a break by `fit`, with a draw of `noise` on its first weights; return the losses.
 
-    They are the means over the epochs.
+    They are the means over the epochs. From the update `float32_from` on all layers are float32.
     """
     keras.utils.set_random_seed(0)
     model = model_of(name, pace)
@@ -283,18 +286,30 @@ def trained(
             value = np.asarray(each)
             each.assign(value * (1 + random.uniform(-NOISE, NOISE, value.shape)))
     precision = apply_profile(recipe, model=model, watch=watch, watch_every=every)
-    history = model.fit(
-        batches(name, pace),
-        steps_per_epoch=updates // epochs,
-        epochs=epochs,
-        verbose=0,
-        shuffle=False,
-    )
-    return precision, history.history["loss"]
+
+    def fit(first: int, count: int, epochs: int = 1) -> list[float]:
+        given, steps = batches(name, pace, first), count // epochs
+        history = model.fit(given, steps_per_epoch=steps, epochs=epochs, verbose=0, shuffle=False)
+        losses: list[float] = history.history["loss"]
+        return losses
+
+    if not float32_from:
+        return precision, fit(0, updates, epochs)
+    before, last = float32_from - 1, updates // epochs
+    fit(0, before)
+    applied = vars(model)[RECIPE_ATTRIBUTE]
+    applied.keep_in_float32([unit.path for unit in candidates(applied.units)])
+    fit(before, updates - last - before)
+    return precision, fit(updates - last, last)
 
 
 def ended(
-    name: str, recipe: Recipe, *, watch: Any = False, noise: int | None = None, every: int = EVERY
+    name: str,
+    recipe: Recipe,
+    *,
+    watch: Any = False,
+    noise: int | None = None,
+    float32_from: int = 0,
 ) -> Ended:
     """Train a break for as long as the benchmark does."""
     precision, losses = trained(
@@ -302,10 +317,11 @@ def ended(
         recipe,
         SLOW,
         watch=watch,
-        every=every,
+        every=EVERY,
         updates=UPDATES,
         noise=noise,
         epochs=UPDATES // LAST,
+        float32_from=float32_from,
     )
     state = precision.state_dict().get("watch", {})
     return Ended(losses[-1], precision.watched, tuple(state.get("float32_modules", ())))

@@ -262,8 +262,12 @@ def train(
     loss_fn: Callable[..., torch.Tensor] = nn.functional.mse_loss,
     optimizer: torch.optim.Optimizer | None = None,
     at_update: Callable[[], None] = lambda: None,
+    float32_from: int = 0,
 ) -> tuple[Any, list[float]]:
-    """Train for `updates`; return the precision and the losses."""
+    """Train for `updates`, after the check of `float32_from` in float32; return what came of it.
+
+    That is the precision and the losses.
+    """
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
     precision = apply_profile(
         recipe, model=model, optimizer=optimizer, watch=watch, watch_every=every
@@ -276,6 +280,10 @@ def train(
         losses.append(loss.item())
         if precision.step():
             at_update()
+        if float32_from and precision.watched and precision.watched[-1].updates == float32_from:
+            precision.restore()
+            plain = Recipe(batch_size=recipe.batch_size)
+            precision = apply_profile(plain, model=model, optimizer=optimizer)
     return precision, losses
 
 
@@ -305,11 +313,23 @@ def trained(
 
 
 def ended(
-    name: str, recipe: Recipe, *, watch: Any = False, noise: int | None = None, every: int = EVERY
+    name: str,
+    recipe: Recipe,
+    *,
+    watch: Any = False,
+    noise: int | None = None,
+    float32_from: int = 0,
 ) -> Ended:
     """Train a break for as long as the benchmark does."""
     precision, losses = trained(
-        name, recipe, SLOW, noise=noise, watch=watch, every=every, updates=UPDATES
+        name,
+        recipe,
+        SLOW,
+        noise=noise,
+        watch="warn" if float32_from else watch,
+        every=EVERY,
+        updates=UPDATES,
+        float32_from=float32_from,
     )
     state = precision.state_dict().get("watch", {})
     return Ended(last_losses(losses), precision.watched, tuple(state.get("float32_modules", ())))

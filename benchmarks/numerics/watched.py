@@ -3,7 +3,8 @@
     python -m benchmarks.numerics.watched [--zoo FOLDER ...] [--seconds S] [--output FILE]
 
 Every pair of task and policy of which long runs say what becomes trains for a thousand updates in a
-loop that uses apply_profile, and every 50th is checked. The limits of the checks were chosen on
+loop that uses apply_profile, float16 at the loss scale that a proof chooses, as the long runs have
+one that is found by hand; every 50th update is checked. The limits of the checks were chosen on
 other trainings, those of tests/backends/torch/watch. An alarm is a fault in two checks in a row.
 What breaks in its first steps is the check's before training; it is here to see that this one would
 tell it as well. What breaks late is a matter of `late_breaks`.
@@ -28,7 +29,9 @@ from autoprec import apply_profile
 from autoprec.backends.protocol import Task
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.recipe import Recipe
+from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
+from benchmarks.numerics.judge import at_tuned_scale
 from benchmarks.numerics.labels import BATCH, CANNOT_RUN, POLICIES
 from benchmarks.numerics.zoo import FOLDERS, Job, jobs_of, judged, on_one_thread
 from benchmarks.numerics.zoo_tables import JUDGED, share
@@ -52,12 +55,17 @@ def watched_in(job: Job, *, only_healthy: bool = False) -> dict[str, list[dict[s
         truth = job.truth[policy]["label"]
         if truth == "healthy" or (truth == "broken" and not only_healthy):
             try:
-                checks = train(task, POLICIES[policy])
+                checks = train(task, trained_recipe(job, task, policy))
             except CANNOT_RUN:
                 continue
             row = {"zoo": job.zoo, "task": job.path.stem, "policy": policy, "truth": truth}
             rows.append(row | summary(checks))
     return {"rows": rows}
+
+
+def trained_recipe(job: Job, task: Task, policy: str) -> Recipe:
+    """The recipe of a policy as a profile has it: at the loss scale of the task."""
+    return at_tuned_scale(Proof(job.tracer(task, SEED)), POLICIES[policy])
 
 
 def torch_training(task: Task, recipe: Recipe) -> tuple[WatchedStep, ...]:

@@ -13,7 +13,7 @@ from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.numerics.late_breaks import table as late_breaks_table
 from benchmarks.numerics.proof_costs import paired
 from benchmarks.numerics.watched import table as watched_table
-from benchmarks.numerics.zoo_tables import constants_table, share
+from benchmarks.numerics.zoo_tables import constants_table, counted, share
 from benchmarks.profiles import newcomer_rows
 from benchmarks.report.latest import head_of, machine_name, other_runs, where
 from benchmarks.search.oracle_rows import ratio_text
@@ -76,7 +76,7 @@ def constants(path: Path) -> Iterator[str]:
 
 
 def proof_costs(path: Path) -> Iterator[str]:
-    """The steps of a proof by zoo and verdict, beside those of an earlier commit."""
+    """The steps of a proof by zoo and verdict, and who is caught, beside an earlier commit's."""
     found = json.loads(path.read_text())
     earlier = path.with_name(f"{path.stem}-earlier{path.suffix}")
     before = json.loads(earlier.read_text())
@@ -95,6 +95,14 @@ def proof_costs(path: Path) -> Iterator[str]:
         was, steps = (statistics.median(pair[at]["cost"] for pair in own) for at in (0, 1))
         yield f"| {' | '.join(kind)} | {len(own)} | {steps:.0f} | {was:.0f} |"
     yield ""
+    yield "| commit | broken caught | healthy flagged | steps of a proof, median |"
+    yield "|---|---|---|---|"
+    for at, commit in enumerate((before["commit"], found["commit"])):
+        rows = [pair[at] for pair in pairs]
+        counts, steps = counted(rows, "both"), statistics.median(row["cost"] for row in rows)
+        caught, flagged = share(counts["broken_caught"]), share(counts["healthy_flagged"])
+        yield f"| {commit} | {caught} | {flagged} | {steps:.0f} |"
+    yield ""
     yield f"Judged otherwise than before: {_differing(pairs)}."
     smaller = path.with_name(f"{path.stem}-smaller{path.suffix}")
     if smaller.exists():
@@ -105,9 +113,6 @@ def proof_costs(path: Path) -> Iterator[str]:
             f"(`{smaller.name}`) judged otherwise than with both at batch {found['batch']}: "
             f"{_differing(paired(found['rows'], less['rows']))}."
         )
-    for lost in sorted(path.parent.glob("lost_seeds-*.json"))[-1:]:
-        yield ""
-        yield _told_by_one_seed(lost, found["rows"])
 
 
 def watched(path: Path) -> Iterator[str]:
@@ -126,32 +131,23 @@ def watched(path: Path) -> Iterator[str]:
         yield f"- {found['note']}"
 
 
-def _told_by_one_seed(path: Path, before: Sequence[dict[str, Any]]) -> str:
-    """What was saved since, where the first seed's training settles that a recipe is rejected."""
-    now = json.loads(path.read_text())
-    pairs = paired(before, now["rows"])
-    was, steps = (statistics.median(pair[at]["cost"] for pair in pairs) for at in (0, 1))
-    return (
-        f"{where(now)} (`{path.name}`): a second seed is not trained where it cannot change a "
-        "rejection, and no other loss scale is tried where the loss is not finite. Of "
-        f"{len(pairs)} proofs of tasks that 16 bits break, the median takes {steps:.0f} steps in "
-        f"place of {was:.0f}; judged otherwise: {_differing(pairs)}."
-    )
-
-
 def late_breaks(path: Path) -> Iterator[str]:
     """What breaks late, when checks during training told it, and what they rescued."""
     found = json.loads(path.read_text())
     yield (
         f"{where(found)}: {found['updates']} updates each, checked at the first, the 100th and "
         "twice that again and again. Rescued is what ends no further above float32 than three "
-        "times as far as small noise on the first weights takes it, or than 2 %."
+        "times as far as small noise on the first weights takes it, or than 2 %. What was lost "
+        "before the alarm no mend brings back: it shows in where plain float32 ends that begins "
+        "with the weights and the optimizer's state at the alarm."
     )
     yield ""
     lines = list(late_breaks_table(found["rows"]))
     yield from (line for line in lines if line.startswith("|"))
     yield ""
     yield from (f"- {line}" for line in lines if not line.startswith("|"))
+    if "note" in found:
+        yield f"- {found['note']}"
 
 
 KIND = ("zoo", "policy", "verdict")

@@ -8,6 +8,7 @@ from typing import Any
 
 from autoprec.backends.shared.buffer_updates import StepBuffers
 from autoprec.backends.shared.trace_framework import Evaluated, TraceFramework, Trainee
+from autoprec.core.numerics import proof_steps
 
 
 @dataclass
@@ -33,6 +34,10 @@ class Checkpoint:
     evaluated_batch: Any = None
     evaluated: Evaluated | None = None
     name: str = ""
+
+    def may_be_last(self, last: int) -> bool:
+        """Say whether a candidate may need no more than this of a run up to the step `last`."""
+        return not self.name and self.step + 1 in proof_steps.stopping_points(last + 1)
 
     def evaluate(self, trainee: Trainee, batch: Any) -> None:
         """Note what a batch gives in evaluation."""

@@ -293,8 +293,8 @@ class ComparisonTracer:
             kept.buffers = self._with_scaled_step(trainee, kept, kept.buffers)
             kept.later_losses = self._later_losses(trainee, kept)
             kept.noise_share = None if kept.name else self._noise_share(trainee, kept)
-        for kept in self._checkpoints[-1:]:
-            kept.evaluate(trainee, self._stream(self._compared, 0).largest())
+            if kept.may_be_last(self._checkpoints[-1].step):
+                kept.evaluate(trainee, self._stream(self._compared, 0).largest())
 
     def _add_other_batches(self) -> None:
         """Have batches of other sizes compared at the weights of the last of the first steps."""

@@ -73,20 +73,23 @@ class CheckLog:
         return step.repeats(self._fault_before)
 
     def is_second_fault(
-        self, step: WatchedStep, size: int, *, failed: bool, repeats: bool, overflowed: bool
+        self, step: WatchedStep, size: int, *, failed: bool, repeats: bool, undecided: bool
     ) -> bool:
         """Plan the next check; note this one unless it is the second fault in a row.
 
-        That one is to be given to `act`. After a fault, and where only the loss scale let the
-        backward pass overflow, the next check comes soon. `size` is the batch's elements; whether
-        a check `failed`, and `repeats` the fault before, is what any rank found.
+        That one is to be given to `act`. After a fault, and where a check is `undecided`, the next
+        one comes soon. `size` is the batch's elements; whether a check `failed`, `repeats` the
+        fault before, or is undecided, is what any rank found.
         """
         soon = min(CONFIRM_AFTER, self._every)
         self.due = next_check(step.updates, self._every)
-        if failed or overflowed:
+        if failed or undecided:
             self.due = step.updates + soon
-        self._failed = (self._failed if repeats else 0) + 1 if failed else 0
-        self._failed_size, self._fault_before = (size, step) if failed else (0, None)
+        if failed:
+            self._failed = (self._failed if repeats else 0) + 1
+            self._failed_size, self._fault_before = size, step
+        elif not undecided:
+            self._failed, self._failed_size, self._fault_before = 0, 0, None
         if self._failed < FAILED_IN_A_ROW:
             self.steps.append(step)
             return False

@@ -55,7 +55,8 @@ MIN_CHECKPOINTS, ERROR_FLOOR_GROWTH, ERROR_FLOOR_SHARE = 3, 1.5, 0.25
 factor each time, and is finally no less than `ERROR_FLOOR_SHARE` times `Tolerance.loss`."""
 
 STANDARD_ERRORS = 2.0
-"""How many standard errors of a mean over further batches are attributed to chance."""
+"""How many standard errors of a mean over further batches, or over samples, are attributed to
+chance."""
 
 EXTRAPOLATION_FACTOR = 4
 """A loss that still falls is extrapolated to this many times the steps that were observed."""

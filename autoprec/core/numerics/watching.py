@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import percent
+from autoprec.core.numerics.late_failures import STANDARD_ERRORS
 from autoprec.core.numerics.single_step import (
     BOTH_SIGNS_FACTOR,
     MIN_NOISE_SHARE,
@@ -60,7 +61,8 @@ class Difference:
     """How far a repeated call is from float32's.
 
     `outputs` is relative to how float32's outputs vary over the batch; `loss` is what their
-    difference does to the loss, to first order, as a share of it (None: the loss is not known).
+    difference does to the loss, to first order, as a share of it (None: the loss is not known), and
+    `loss_error` the standard error of that over the samples (0: it is not known).
     `gradient` is ||g - g32|| / ||g32|| over all parameters, `modules` the same for each module;
     `vanished` is the share of the elements of float32's gradient that are 0 in this one (NaN: the
     gradient is not known). What is not finite although float32's is counts as infinity.
@@ -71,6 +73,7 @@ class Difference:
     gradient: float = 0.0
     modules: Mapping[str, float] = field(default_factory=dict)
     vanished: float = 0.0
+    loss_error: float = 0.0
 
     @property
     def overflows_backward_only(self) -> bool:
@@ -190,7 +193,8 @@ def judge(
     `noise` is what noise on the weights does to float32, empty if it was not looked at: then a
     problem is one unless noise explains it. A format with a smaller `roundoff` than bfloat16's is
     allowed less of it. The loss of a single batch may deviate as far as the check before training
-    leaves to what follows.
+    leaves to what follows; up to `BOTH_SIGNS_FACTOR` times as far where its samples' losses move up
+    and down so much that it may be chance.
     """
     finer = min(1.0, max(MIN_NOISE_SHARE, roundoff / NOISE_ROUNDOFF))
     if not math.isfinite(found.outputs):
@@ -211,7 +215,8 @@ def judge(
     if found.loss is not None:
         loss = finer * max((abs(each.loss or 0.0) for each in noise), default=0.0)
         limit = max(TRANSIENT_FACTOR * tolerance.loss, chance(loss, tolerance.loss_null))
-        if abs(found.loss) > limit:
+        by_chance = min(STANDARD_ERRORS * found.loss_error, BOTH_SIGNS_FACTOR * limit)
+        if abs(found.loss) > max(limit, by_chance):
             return _away(_LOSS_IS, abs(found.loss), limit)
     return ""
 
@@ -220,21 +225,23 @@ class StepJudge:
     """Judges the runs of one check under `policy`, with noise if there is doubt.
 
     `noise` returns what noise does to float32, or says why that is not known; it is called once at
-    most. `overflowed` says that only the backward pass was not finite, in float16: the loss scale's
-    business.
+    most. `undecided` asks for another check soon: in float16 only the backward pass was not finite,
+    which is the loss scale's business, or a loss is away by what may be chance.
     """
 
     def __init__(self, policy: Policy, noise: Callable[[], Sequence[Difference] | str]) -> None:
         self._dtype, self._make_noise = policy.compute_dtype, noise
         self._noise: Sequence[Difference] | str | None = None
-        self.overflowed = False
+        self.undecided = False
 
     def judged(self, step: WatchedStep, found: Difference) -> WatchedStep:
         """Return the check with what it found."""
-        self.overflowed = self._dtype is DType.FLOAT16 and found.overflows_backward_only
-        if self.overflowed:
+        overflowed = self._dtype is DType.FLOAT16 and found.overflows_backward_only
+        if overflowed:
             found = found.without_gradient()
         problem = self.problem(found)
+        by_chance = not problem and bool(self.problem(replace(found, loss_error=0.0)))
+        self.undecided = overflowed or by_chance
         unknown = f"what noise does is not known: {self._noise}"
         return replace(
             step,

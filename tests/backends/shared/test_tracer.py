@@ -83,6 +83,14 @@ def test_batches_of_other_sizes_are_compared_at_the_last_of_the_first_steps():
     assert [each.batch for each in noisy] == [each.batch for each in points]
 
 
+def test_a_candidate_that_ends_before_float32_does_is_evaluated_as_well():
+    """Float32 may have been followed further, for an earlier candidate."""
+    traced, _ = tracer()
+    traced.reference(batch_size=8, steps=120, checkpoints=(0, 8, 29, 59, 119))
+    points = traced.compare_steps(recipe=FLOAT16)
+    assert [point.step for point in points if point.evaluated] == [59, 119]
+
+
 def test_what_only_evaluation_under_a_recipe_raises_is_raised():
     def evaluated(weight, batch):
         error = RuntimeError("no 16 bits") if weight.off else None

@@ -21,16 +21,16 @@ def log(action: Any = "warn", every: int = 50) -> CheckLog:
 
 def failed(checks: CheckLog, update: int, size: int = 8) -> bool:
     step = WatchedStep(update, 8, 8, problem=FAULT)
-    return checks.is_second_fault(step, size, failed=True, repeats=True, overflowed=False)
+    return checks.is_second_fault(step, size, failed=True, repeats=True, undecided=False)
 
 
 def nothing_kept(paths: tuple[str, ...]) -> None:
     pytest.fail(f"{paths} were kept in float32")
 
 
-def passed(checks: CheckLog, update: int, *, overflowed: bool = False) -> bool:
+def passed(checks: CheckLog, update: int, *, undecided: bool = False) -> bool:
     step = WatchedStep(update, 8, 8)
-    return checks.is_second_fault(step, 8, failed=False, repeats=False, overflowed=overflowed)
+    return checks.is_second_fault(step, 8, failed=False, repeats=False, undecided=undecided)
 
 
 def test_the_second_fault_in_a_row_is_to_be_acted_on() -> None:
@@ -42,13 +42,20 @@ def test_the_second_fault_in_a_row_is_to_be_acted_on() -> None:
     assert [each.updates for each in checks.steps] == [1, 11, 51]
 
 
+def test_what_is_undecided_clears_no_fault() -> None:
+    checks = log()
+    assert not failed(checks, 1)
+    assert not passed(checks, 11, undecided=True)
+    assert failed(checks, 21)
+
+
 def test_losses_off_to_both_sides_are_no_fault_that_lasts() -> None:
     checks = log()
 
     def loss_off(update: int, loss: float) -> bool:
         step = WatchedStep(update, 8, 8, loss=loss, problem="its loss is away from float32's")
         again = checks.repeats(step)
-        return checks.is_second_fault(step, 8, failed=True, repeats=again, overflowed=False)
+        return checks.is_second_fault(step, 8, failed=True, repeats=again, undecided=False)
 
     acted = [loss_off(1 + 10 * i, loss) for i, loss in enumerate((0.024, -0.02, 0.03, 0.03))]
     assert acted == [False, False, False, True]
@@ -56,12 +63,12 @@ def test_losses_off_to_both_sides_are_no_fault_that_lasts() -> None:
     assert loss_off(111, -0.9)
 
 
-def test_a_check_follows_soon_where_one_failed_or_overflowed() -> None:
+def test_a_check_follows_soon_where_one_failed_or_is_undecided() -> None:
     checks = log()
     for update, check in ((1, failed), (101, passed)):
         check(checks, update)
         assert checks.due == update + (CONFIRM_AFTER if check is failed else 50)
-    passed(checks, 151, overflowed=True)
+    passed(checks, 151, undecided=True)
     assert checks.due == 151 + CONFIRM_AFTER
 
 

@@ -100,6 +100,11 @@ def test_what_noise_does_to_float32_is_no_fault(number: str) -> None:
     assert judge(found, [replace(HEALTHY, **{number: away / 10})], STRICT)
 
 
+@pytest.mark.parametrize(("error", "told"), [(0.0, True), (0.019, True), (0.021, False)])
+def test_a_loss_that_samples_move_up_and_down_is_no_fault(error: float, told: bool) -> None:
+    assert bool(judge(replace(HEALTHY, loss=0.04, loss_error=error), (), STRICT)) is told
+
+
 def test_noise_never_excuses_outputs_that_are_not_finite() -> None:
     found = replace(HEALTHY, outputs=math.inf)
     told = judge(found, [replace(HEALTHY, outputs=10.0)], STRICT)
@@ -171,17 +176,17 @@ def test_gradients_are_compared_by_module_and_where_float32_has_any() -> None:
 
 def judged(policy: Policy, found: Difference, noise: object) -> tuple[WatchedStep, bool]:
     judge = StepJudge(policy, lambda: noise)  # type: ignore[arg-type, return-value]
-    return judge.judged(WatchedStep(1, 8, 8), found), judge.overflowed
+    return judge.judged(WatchedStep(1, 8, 8), found), judge.undecided
 
 
-def test_nothing_overflowed_before_a_check() -> None:
-    assert StepJudge(Policy.MIXED_FLOAT16, list).overflowed is False
+def test_nothing_is_undecided_before_a_check() -> None:
+    assert StepJudge(Policy.MIXED_FLOAT16, list).undecided is False
 
 
 def test_a_check_keeps_what_it_found() -> None:
-    step, overflowed = judged(Policy.MIXED_FLOAT16, HEALTHY, None)
+    step, undecided = judged(Policy.MIXED_FLOAT16, HEALTHY, None)
     assert step == WatchedStep(1, 8, 8, outputs=0.01, loss=0.002, gradient=0.03, vanished=0.05)
-    assert not overflowed
+    assert not undecided
     assert judged(Policy.MIXED_FLOAT16, replace(HEALTHY, loss=None), None)[0].loss is None
 
 
@@ -199,11 +204,28 @@ def test_noise_is_asked_for_where_there_is_doubt_and_what_it_does_not_say_is_sai
 
 def test_a_backward_pass_that_overflows_in_float16_is_the_loss_scales_business() -> None:
     found = replace(HEALTHY, gradient=math.inf, modules={"a": math.inf})
-    step, overflowed = judged(Policy.MIXED_FLOAT16, found, [HEALTHY])
-    assert (overflowed, step.problem, step.gradient, step.vanished) == (True, "", None, None)
-    step, overflowed = judged(Policy.MIXED_BFLOAT16, found, [HEALTHY])
-    assert not overflowed
+    step, undecided = judged(Policy.MIXED_FLOAT16, found, [HEALTHY])
+    assert (undecided, step.problem, step.gradient, step.vanished) == (True, "", None, None)
+    step, undecided = judged(Policy.MIXED_BFLOAT16, found, [HEALTHY])
+    assert not undecided
     assert "infinitely far away" in step.problem
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "fault", "undecided"),
+    [
+        (0.04, 0.01, True, False),
+        (0.04, 0.03, False, True),  # it may be chance: another check comes soon
+        (0.25, 0.2, True, False),  # too far away for that
+        (0.015, 0.03, False, False),
+    ],
+)
+def test_a_loss_that_may_be_chance_asks_for_another_check(
+    loss: float, error: float, fault: bool, undecided: bool
+) -> None:
+    found = replace(HEALTHY, loss=loss, loss_error=error)
+    step, asked = judged(Policy.MIXED_BFLOAT16, found, [HEALTHY])
+    assert (bool(step.problem), asked) == (fault, undecided)
 
 
 @pytest.mark.parametrize("watch", ["warn", "float32", "raise"])

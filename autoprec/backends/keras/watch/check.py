@@ -72,9 +72,9 @@ class Check:
         self.loss = math.nan
 
     @property
-    def overflowed(self) -> bool:
+    def undecided(self) -> bool:
         """See `StepJudge`."""
-        return self._judge.overflowed
+        return self._judge.undecided
 
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found."""

@@ -112,7 +112,7 @@ class Watch:
             size,
             failed=bool(step.problem),
             repeats=self._log.repeats(step),
-            overflowed=check.overflowed,
+            undecided=check.undecided,
         ):
             applied = vars(model)[RECIPE_ATTRIBUTE]
 

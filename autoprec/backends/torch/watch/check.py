@@ -58,9 +58,9 @@ class Check:
         self._judge = StepJudge(policy, noise)
 
     @property
-    def overflowed(self) -> bool:
+    def undecided(self) -> bool:
         """See `StepJudge`."""
-        return self._judge.overflowed
+        return self._judge.undecided
 
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found on as many samples as fit."""

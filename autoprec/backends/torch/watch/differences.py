@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -13,6 +14,9 @@ from autoprec.core.numerics.watching import Difference, GradientPair, compared_g
 _UNLIKE = 0.05
 """A repeated run this far from the call itself is of another computation: it keeps state that
 nothing here knows of, or draws elsewhere."""
+
+_FEWEST = 8
+"""Fewer samples do not tell how much of a loss's change is chance."""
 
 
 def difference(
@@ -30,13 +34,14 @@ def difference(
         _change(run.outputs[i], exact.outputs[i], call.cut_gradient(i, samples))
         for i in exact.outputs
     ]
-    loss = None
+    loss, error = None, 0.0
     if call.loss is not None and samples == call.batch:
         known = float(call.loss)
-        change = sum(changes) / share
+        size = share * max(abs(known), floor, 1e-30)
+        change = sum(float(each.sum()) for each in changes)
         if math.isfinite(known) and math.isfinite(change):
-            loss = change / max(abs(known), floor, 1e-30)
-    return Difference(outputs, loss, *_gradients(run.gradients, exact.gradients))
+            loss, error = change / size, _standard_error(changes, samples) / size
+    return Difference(outputs, loss, *_gradients(run.gradients, exact.gradients), loss_error=error)
 
 
 def is_repeated(run: Run, call: CaughtCall) -> bool:
@@ -69,10 +74,22 @@ def _outputs_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return away / size if size else math.inf
 
 
-def _change(found: torch.Tensor, exact: torch.Tensor, gradient: torch.Tensor) -> float:
-    """Return by how much the outputs' difference changes the loss, to first order."""
+def _change(found: torch.Tensor, exact: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return by how much each output's difference changes the loss, to first order."""
     away = found.float() - exact.float()
-    return float((torch.where(gradient == 0, 0.0, away * gradient)).sum())
+    return torch.where(gradient == 0, 0.0, away * gradient)
+
+
+def _standard_error(changes: Sequence[torch.Tensor], samples: int) -> float:
+    """Return the standard error of the changes' sum over the samples.
+
+    It is 0 where there are few, or where an output that the loss reads has no row for each.
+    """
+    read = [each for each in changes if bool(each.any())]
+    if samples < _FEWEST or not read or any(each.shape[:1] != (samples,) for each in read):
+        return 0.0
+    each_sample = torch.stack([each.reshape(samples, -1).sum(1) for each in read]).sum(0)
+    return float(each_sample.std()) * math.sqrt(samples)
 
 
 def _gradients(

@@ -201,13 +201,14 @@ class Watch:
                 floor=self._log.floor,
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
-            found = self._of_all_ranks((bool(step.problem), self._log.repeats(step)))
+            mine = bool(step.problem), self._log.repeats(step), check.undecided
+            failed, repeats, undecided = map(any, zip(*self._of_all_ranks(mine), strict=True))
             acts = self._log.is_second_fault(
                 step,
                 call.size,
-                failed=any(failed for failed, _ in found),
-                repeats=any(repeats for _, repeats in found),
-                overflowed=check.overflowed,
+                failed=failed,
+                repeats=repeats,
+                undecided=undecided,
             )
             if acts:
                 modules = check.mending(

@@ -13,9 +13,11 @@ from torch import nn
 from autoprec import apply_profile
 from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.distributed.sharding import whole
+from autoprec.backends.torch.watch.watch import Watch
+from autoprec.core.numerics.watching import CONFIRM_AFTER
 from autoprec.core.recipe import Distributed
 from benchmarks.numerics.late_breaks import BFLOAT16
-from benchmarks.numerics.late_breaks_torch import batches
+from benchmarks.numerics.late_breaks_torch import batches, train
 from tests.backends.torch.distributed.joined import on_two_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.scale]
@@ -83,6 +85,20 @@ def test_weights_are_those_of_an_unwatched_training(both: Any, engine: str) -> N
         assert len(checks) >= 4
         assert not any(each.problem or each.not_checked for each in checks), checks
         assert all((each.gradient or 0.0) > 0.0 for each in checks) is (engine == "ddp")
+
+
+def test_where_one_rank_is_undecided_all_of_them_check_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that plan different checks would wait for each other."""
+
+    def of_all_ranks(self: Watch, mine: Any) -> list[Any]:
+        return [mine, (False, False, True)] if len(mine) == 3 else [mine]
+
+    monkeypatch.setattr(Watch, "_of_all_ranks", of_all_ranks)
+    torch.manual_seed(0)
+    precision, _ = train(Angles(), BFLOAT16, every=50, updates=12)
+    assert [each.updates for each in precision.watched] == [1, 1 + CONFIRM_AFTER]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
