@@ -17,6 +17,7 @@ from autoprec.cli import main
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
+from autoprec.measurement_cache import FOLDER_VARIABLE
 from autoprec.profiles import load_profile
 from autoprec.tuning.flow import verification
 
@@ -221,8 +222,15 @@ def test_steps_without_learning_say_so(verified: Callable[..., Any]) -> None:
     ids=["nothing learned", "near zero"],
 )
 def test_a_tuning_and_its_page_tell_what_was_compared_and_what_limits_a_step(
-    parts: dict[str, Any], expected: str, write: Callable[..., Path], tmp_path: Path
+    parts: dict[str, Any],
+    expected: str,
+    write: Callable[..., Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The second takes the device's products as the first has timed them."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.getbasetemp() / "timed"))
     task, own = write(**parts), ("--storage", str(tmp_path / "study.journal"), "--report")
     only = ("--device", "cpu", "--policies", "mixed_bfloat16", "--batch-sizes", "16")
     quick = ("--trials", "2", "--rounds", "1", "--proof-steps", "30", "--no-extras")
