@@ -38,6 +38,8 @@ PLACES = [str(TESTS.parent), str(TESTS / "frameworks"), os.environ.get("PYTHONPA
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PLACES))
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
+# Small steps run a few times: XLA takes longer to optimize their code than it takes to run it.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ["AUTOPREC_CATALOGUE"] = ""  # device rows of whoever runs the tests are no part of them
 os.environ["AUTOPREC_CACHE"] = ""  # nor is what was measured on their machine
 
@@ -110,8 +112,9 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test in a framework's file its marker, so that none is left out of every part.
 
-    Files with slow tests come first, and of those what only CI runs, of which a test takes minutes:
-    one that starts last leaves the other processes idle.
+    Files with slow tests come first, also where those are left out, and of these files first what
+    only CI runs, of which a test takes minutes: one that starts last leaves the other processes
+    idle.
     """
     for item in items:
         for marker in markers_of(item.path):
@@ -123,11 +126,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     f"{item.nodeid} is marked `{marker}`, which does not stand in its own file: a "
                     f"run of `-m {marker}` passes the file over. Write pytest.mark.{marker} there."
                 )
-    slow, long = (
-        {item.path for item in items if any(map(item.get_closest_marker, markers))}
-        for markers in (("slow",), ("release", "scale", "zoo"))
-    )
-    items.sort(key=lambda item: (item.path not in slow, item.path not in long))
+    long = {
+        item.path
+        for item in items
+        if any(map(item.get_closest_marker, ("release", "scale", "zoo")))
+    }
+    items.sort(key=lambda item: ("slow" not in other_markers_of(item.path), item.path not in long))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -174,6 +178,16 @@ def forked(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
     with forked_workers(server):
         yield server
     server.stop()
+
+
+@pytest.fixture
+def forked_runs(forked: ForkServer) -> Iterator[None]:
+    """Fork the runs of `verify --script`, too: a run imports its framework as long as it trains."""
+    from autoprec.tuning.flow import script_verification
+    from tests.fork_server import forked_from
+
+    with forked_from(forked, script_verification):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

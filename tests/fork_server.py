@@ -23,15 +23,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.processes import MARK, name_of
+
 #: What may differ between the server's environment and a worker's: nothing reads it at import.
-_FREE = {"TMPDIR", "HOME", "COLUMNS", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED"}
+_FREE = {"AUTOPREC", "TMPDIR", "HOME", "COLUMNS", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED"}
 _FREE |= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-#: Read when a device is first used.
-_FREE |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+#: Read when a device is first used, or by what only a training script imports.
+_FREE |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"}
+_FREE |= {"WANDB_MODE", "MLFLOW_TRACKING_URI", "DISABLE_MLFLOW_INTEGRATION", "MPLBACKEND"}
 _FREE_PREFIXES = ("AUTOPREC_", "TOKENIZERS_", "HF_")
 
 _POLL_SECONDS = 0.01
@@ -42,7 +46,7 @@ class ForkServer:
     """The client's side of one server process, which is started with the first worker."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        self._modules = tuple(modules)
+        self.modules = tuple(modules)
         self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -54,18 +58,18 @@ class ForkServer:
         return all(name in _FREE or name.startswith(_FREE_PREFIXES) for name in names)
 
     def popen(self, command: Sequence[str], **settings: Any) -> ForkedProcess:
-        """Do what `subprocess.Popen` would with a worker's command."""
+        """Do what `subprocess.Popen` would with the command of a worker or of a script's run."""
         null = os.open(os.devnull, os.O_RDWR)
-        stdout = settings["stdout"]
+        stdout, passed = settings["stdout"], list(settings.get("pass_fds", ()))
         output = null if stdout == subprocess.DEVNULL else stdout.fileno()
         request = {
             "arguments": command[-2:],
             "environment": settings["env"],
             "folder": os.getcwd(),
-            "numbers": list(settings["pass_fds"]),
+            "numbers": passed,
         }
         try:
-            return self._fork(request, [null, output, output, *settings["pass_fds"]])
+            return self._fork(request, [null, output, output, *passed])
         finally:
             os.close(null)
 
@@ -142,7 +146,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = worker_environment()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(theirs.fileno()), *self._modules],
+            [sys.executable, "-P", __file__, str(theirs.fileno()), *self.modules],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             env=self._environment,
@@ -212,8 +216,16 @@ def forked_workers(server: ForkServer) -> Iterator[None]:
     """Let the workers that are started in this process be forked from `server`."""
     from autoprec.workers import client
 
+    with forked_from(server, client):
+        yield
+
+
+@contextlib.contextmanager
+def forked_from(server: ForkServer, module: ModuleType) -> Iterator[None]:
+    """Let what the code of a module starts by `subprocess.Popen` be forked from `server`."""
+
     class Starter:
-        """Stands for the module `subprocess` in the workers' client."""
+        """Stands for `subprocess` in the module."""
 
         DEVNULL, STDOUT = subprocess.DEVNULL, subprocess.STDOUT
         SubprocessError, TimeoutExpired = subprocess.SubprocessError, subprocess.TimeoutExpired
@@ -226,7 +238,7 @@ def forked_workers(server: ForkServer) -> Iterator[None]:
             return server.popen([*command[:-1], json.dumps(arguments)], **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "subprocess", Starter)
+        patch.setattr(module, "subprocess", Starter)
         yield
 
 
@@ -306,6 +318,9 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        if mark := os.environ.get(MARK):
+            with contextlib.suppress(OSError):  # where there is no /proc
+                Path("/proc/self/comm").write_text(name_of(mark))
         random.seed()
         sys.argv = request["arguments"]
         sys.path[:0] = [request["path"]] if "path" in request else []

@@ -121,7 +121,8 @@ def copy_package(module: str, tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("autoprec", "tests/core", "profiles", "benchmarks/results"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conftest.py", "factories.py", "fork_server.py", "slow_marks.py"):
+    own = ("conftest.py", "factories.py", "fork_server.py", "processes.py", "slow_marks.py")
+    for name in own:
         shutil.copy(ROOT / "tests" / name, tree / "tests")
     tests = [file_of_tests(name) for name in TESTS_OF[module]]
     arguments = ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"]

@@ -1,7 +1,13 @@
-"""Tunings in processes of their own, and who is still running (found by an environment mark)."""
+"""Tunings in processes of their own, and who is still running (found by an environment mark).
+
+Of a process that was forked and runs no other program, the system shows the environment of the one
+it was forked from: it takes a name from its mark (`tests/fork_server.py`), which those that it
+forks have, too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -41,6 +47,11 @@ def autoprec_forking(framework: str) -> tuple[str, ...]:
     return (sys.executable, "-c", _SET_UP + _FORKING, modules)
 
 
+def name_of(mark: str) -> str:
+    """The name of a forked process with this mark; one has at most 15 characters."""
+    return hashlib.sha256(mark.encode()).hexdigest()[:15]
+
+
 def survivors(mark: str, seconds: float = 10.0) -> list[str]:
     """Command lines of the processes that carry a mark and do not end within `seconds`."""
     deadline = time.monotonic() + seconds
@@ -50,13 +61,14 @@ def survivors(mark: str, seconds: float = 10.0) -> list[str]:
 
 
 def _marked(mark: str) -> list[str]:
-    wanted = f"{MARK}={mark}".encode()
+    wanted, named = f"{MARK}={mark}".encode(), name_of(mark)
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            if wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+            shown = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            if wanted in shown or Path(f"/proc/{name}/comm").read_text().strip() == named:
                 found.append(Path(f"/proc/{name}/cmdline").read_text(errors="replace"))
         except OSError:
             continue

@@ -14,7 +14,7 @@ from autoprec.workers.task_source import read_source
 #: What every script begins with: one line for each start, outside the script's own folder.
 COUNTED = """
 import os
-with open(os.environ["STARTS"], "a") as starts:
+with open(os.environ["AUTOPREC_STARTS"], "a") as starts:
     starts.write("started\\n")
 """
 
@@ -45,7 +45,7 @@ class Project:
     def runner(self, *arguments: str, **how: Any) -> Runner:
         """Return a runner for the script with these arguments."""
         source = read_source(self.script, arguments=arguments, **how)
-        environment = {"STARTS": str(self.starts), "CUDA_VISIBLE_DEVICES": ""}
+        environment = {"AUTOPREC_STARTS": str(self.starts), "CUDA_VISIBLE_DEVICES": ""}
         return Runner(WorkerSettings(source, environment=environment), None)
 
     @property

@@ -1,4 +1,7 @@
-"""What the tests with PyTorch need: no TensorFlow in TensorBoard, no Accelerator before theirs."""
+"""What the tests with PyTorch need: no TensorFlow in TensorBoard, no Accelerator before theirs.
+
+Scripts with trainers are forked from a process that has imported these, which takes them seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+
+from tests.fork_server import ForkServer, forked_workers
 
 
 @pytest.fixture
@@ -26,3 +31,18 @@ def fresh_state() -> Iterator[None]:
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+
+
+@pytest.fixture(scope="session")
+def with_trainers(forked: ForkServer) -> Iterator[ForkServer]:
+    """Start a process that has imported Lightning and Transformers, too."""
+    server = ForkServer((*forked.modules, "lightning.pytorch", "transformers.trainer"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def workers_with_trainers(with_trainers: ForkServer) -> Iterator[None]:
+    """Fork the workers of tunings from it."""
+    with forked_workers(with_trainers):
+        yield

@@ -25,6 +25,7 @@ pytest.importorskip("lightning")
 pytestmark = [
     pytest.mark.release,
     pytest.mark.slow,
+    pytest.mark.usefixtures("workers_with_trainers"),
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
 ]
 
@@ -249,7 +250,7 @@ def test_batches_that_are_padded_already_are_never_joined(
     project = Project(tmp_path, SEVERAL, **{"parts.py": PARTS})
     monkeypatch.chdir(project.folder)
     source = TaskSource(project.script, "build")
-    environment = {"STARTS": str(project.starts), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {"AUTOPREC_STARTS": str(project.starts), "CUDA_VISIBLE_DEVICES": ""}
     with Runner(WorkerSettings(source, environment=environment), None) as runner:
         assert runner.load().batch_size == 4
         facts = runner.call("describe", batch_size=4, seed=0)

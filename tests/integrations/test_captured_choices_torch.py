@@ -33,6 +33,7 @@ pytest.importorskip("transformers")
 pytestmark = [
     pytest.mark.release,
     pytest.mark.slow,
+    pytest.mark.usefixtures("workers_with_trainers"),
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
 ]
 

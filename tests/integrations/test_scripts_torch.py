@@ -72,7 +72,7 @@ if __name__ == "__main__":
     except Exception:
         print("swallowed")
     print("after fit")
-    with open(os.environ["STARTS"], "a") as starts:
+    with open(os.environ["AUTOPREC_STARTS"], "a") as starts:
         starts.write("after\\n")
     found.save_checkpoint("last.ckpt")
 """
@@ -119,7 +119,7 @@ trainer = Own(model=Classifier(), args=arguments, train_dataset=data, callbacks=
 apply(trainer, "not_yet.profile.yaml")
 trainer.train()
 print("after train")
-with open(os.environ["STARTS"], "a") as starts:
+with open(os.environ["AUTOPREC_STARTS"], "a") as starts:
     starts.write("after\\n")
 trainer.save_model("saved")
 """
@@ -151,6 +151,7 @@ def lightning(package: str = "lightning", before: str = "pass", settings: str = 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("workers_with_trainers")
 def test_lightnings_fit_is_served_and_a_killed_worker_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,14 +182,20 @@ def test_lightnings_fit_is_served_and_a_killed_worker_replaced(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("script", [lightning(), TRANSFORMERS], ids=["lightning", "transformers"])
 def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, request: pytest.FixtureRequest
 ) -> None:
     """What it is found to be, and what its starts cost, is said; the same command resumes it."""
+    if script == TRANSFORMERS:
+        request.getfixturevalue("workers_with_trainers")
+    else:  # its workers are started as users start them
+        forked = request.getfixturevalue("forked")
+        monkeypatch.setattr(forked, "can_start", lambda environment: False)
     monkeypatch.setenv("AUTOPREC_CACHE", str(tmp_path / "cache"))
     project = Project(tmp_path, script)
-    monkeypatch.setenv("STARTS", str(project.starts))
+    monkeypatch.setenv("AUTOPREC_STARTS", str(project.starts))
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.chdir(project.folder)
     said: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -20,6 +21,7 @@ from torch import nn
 from autoprec import Policy, Recipe
 from autoprec.integrations import lightning as integration
 from tests.code_blocks import ROOT, block
+from tests.fork_server import ForkServer
 from tests.integrations.lightning_modules import fabric_of, pytorch_of
 
 pytestmark = [
@@ -30,6 +32,7 @@ pytestmark = [
 
 FOLDER = ROOT / "examples" / "trainers"
 WriteProfile = Callable[[Recipe, str], Path]
+Run = Callable[..., str]
 
 #: By script: the lines that the pages say change, the profile's batch and modules.
 SCRIPTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -73,24 +76,24 @@ def test_the_lines_that_a_page_shows_are_those_of_the_script(name: str, shown: s
     assert sorted(shown.splitlines()) == sorted(gone + come)
 
 
-def run(script: str, folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
+@pytest.fixture
+def run(with_trainers: ForkServer) -> Run:
+    """Run a script in a folder; return the last line that it prints."""
+
+    def run(script: str, folder: Path, *arguments: str) -> str:
+        with contextlib.chdir(folder):
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            done = with_trainers.run(FOLDER / script, *arguments, environment=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip().splitlines()[-1]
+
+    return run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_trains_in_both_forms(
-    name: str, tmp_path: Path, write_profile: WriteProfile
+    name: str, tmp_path: Path, write_profile: WriteProfile, run: Run
 ) -> None:
     policy = Policy.MIXED_FLOAT16 if name == "amp" else Policy.MIXED_BFLOAT16
     folder = write_profile(Recipe(policy=policy, **SCRIPTS[name][1]), "torch").parent
@@ -128,7 +131,7 @@ print(f"accuracy {{float(trainer.callback_metrics['val_acc']):.3f}}")
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["before", "after"])
 def test_a_checkpoint_of_the_lightning_project_loads_in_its_other_form(
-    first: str, write_profile: WriteProfile
+    first: str, write_profile: WriteProfile, run: Run
 ) -> None:
     folder = write_profile(Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=32), "torch").parent
     run(f"lightning_{first}.py", folder)
@@ -147,7 +150,7 @@ def test_a_checkpoint_of_the_lightning_project_loads_in_its_other_form(
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["before", "after"])
 def test_a_checkpoint_of_the_trainers_project_loads_in_its_other_form(
-    first: str, write_profile: WriteProfile
+    first: str, write_profile: WriteProfile, run: Run
 ) -> None:
     recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8, accumulation_steps=4)
     folder = write_profile(recipe, "torch").parent

@@ -26,20 +26,22 @@ BATCH = 16
 def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tune a task on two ranks; return the profile's file."""
     folder = tmp_path_factory.mktemp(f"tuned_{request.param}")
-    tune(
-        write_task(folder / "task.py", more=f"BATCH_SIZE = {BATCH}"),
-        device="cpu",
-        nproc=2,
-        engine=request.param,
-        policies=("mixed_bfloat16",),
-        trials=3,
-        rounds=1,
-        proof_steps=16,
-        extras=False,
-        accept_drift=True,
-        storage=str(folder / "task.journal"),
-        output=folder / "task.profile.yaml",
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
+        tune(
+            write_task(folder / "task.py", more=f"BATCH_SIZE = {BATCH}"),
+            device="cpu",
+            nproc=2,
+            engine=request.param,
+            policies=("mixed_bfloat16",),
+            trials=3,
+            rounds=1,
+            proof_steps=16,
+            extras=False,
+            accept_drift=True,
+            storage=str(folder / "task.journal"),
+            output=folder / "task.profile.yaml",
+        )
     return folder / "task.profile.yaml"
 
 

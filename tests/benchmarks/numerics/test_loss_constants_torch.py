@@ -29,7 +29,10 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("task", "policy", "truth"),
-    [("rating_pairs", "bfloat16", "broken"), ("large_logits", "bfloat16", "healthy")],
+    [
+        ("rating_pairs", "bfloat16", "broken"),
+        pytest.param("large_logits", "bfloat16", "healthy", marks=pytest.mark.slow),
+    ],
 )
 def test_a_verdict_depends_on_no_constant(task: str, policy: str, truth: str) -> None:
     (job,) = jobs_of(ZOO, [task], (1000,), (), "cpu")

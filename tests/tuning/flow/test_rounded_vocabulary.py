@@ -155,6 +155,8 @@ def loss_fn(outputs, targets):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
 def test_a_tuning_tells_what_rounding_was_measured_to_bring(tmp_path: Path) -> None:
     from autoprec import tune
 

@@ -58,7 +58,10 @@ def test_a_fit_is_run_with_its_profile_and_without(
     settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     write_profile: Callable[[Recipe, str], Path],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if settings:  # the first runs are started as users start them
+        request.getfixturevalue("forked_runs")
     recipe = Recipe(**{"policy": Policy.MIXED_BFLOAT16, "batch_size": 32, **settings})
     monkeypatch.chdir(write_profile(recipe, "keras").parent)
     Path("train.py").write_text(FIT)

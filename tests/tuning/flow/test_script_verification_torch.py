@@ -15,6 +15,7 @@ from tests.core.example_profile import PROFILE
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("forked_runs"),  # tests/integrations has runs as users start them
     pytest.mark.skipif(os.name != "posix", reason="runs are ended by their process group"),
 ]
 

@@ -19,6 +19,7 @@ from autoprec.tuning.proof.recipe_proof import Proof
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 

@@ -84,6 +84,7 @@ def test_positions_that_pass_through_a_weight_are_not_excused_by_noise_on_it():
     assert not proof_of("step_counter").prove(BFLOAT16).accepted
 
 
+@pytest.mark.slow
 def test_what_shows_after_the_first_steps_is_caught_by_a_longer_proof():
     assert proof_of("learned_frequencies", 30, FIELD).prove(BFLOAT16).accepted
     late = proof_of("learned_frequencies", 240, FIELD).prove(BFLOAT16)

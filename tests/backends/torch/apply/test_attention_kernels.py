@@ -101,6 +101,7 @@ def test_copies_of_a_model_prefer_it_too() -> None:
         assert FLASH not in seen.names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [("flash", "math"), ("math", "flash")])
 def test_compiled_code_of_one_kernel_is_not_taken_from_a_cache_for_another(
     order: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

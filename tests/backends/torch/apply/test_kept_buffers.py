@@ -81,10 +81,12 @@ class Flagged(Registering):
         self.is_built = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.linear(x)
         if not self.is_built:
             self.register_buffer("average", torch.zeros(3))
             self.is_built = True
-        return super().forward(x)
+        self.average.lerp_(made.detach().float().mean(0), 0.5)
+        return made
 
 
 @pytest.mark.parametrize("kind", [Registering, Flagged])
