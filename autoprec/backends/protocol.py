@@ -64,7 +64,8 @@ class Task:
     description looked at: 0 where all had the same shape, None where there was none. `fixed_batch`
     says why `build_data` yields batches of one size only; empty where it does as it is asked.
     `weigh(micro_batches)` returns those of one update so that the mean of their losses is the whole
-    update's; None where it is that already.
+    update's; None where it is that already. With `copies_batches` every step is given a copy of its
+    batch, which it writes to: where a batch is used more than once, it is as it was drawn.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Task:
     surveyed: int | None = None
     fixed_batch: str = ""
     weigh: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    copies_batches: bool = False
 
 
 #: The share of an accelerator's free memory that a process may use: the framework's context, its

@@ -54,7 +54,8 @@ class AutoprecNames:
             return
         for node in nodes_of(tree):
             if isinstance(node, ast.Assign) and self.applies(node.value):
-                self.results |= {ast.unparse(target) for target in node.targets}
+                targets = [getattr(target, "elts", [target]) for target in node.targets]
+                self.results |= {ast.unparse(each) for target in targets for each in target}
             elif isinstance(node, ast.AnnAssign) and self.applies(node.value):
                 self.results.add(ast.unparse(node.target))
             elif isinstance(node, ast.withitem) and self.applies(node.context_expr):
@@ -71,14 +72,17 @@ class AutoprecNames:
             either = (node.body, node.orelse)
             others = [each for each in either if not self.applies(each)]
             return len(others) < 2 and all(isinstance(each, ast.Constant) for each in others)
+        if isinstance(node, ast.Attribute) and node.attr == "amp":
+            return self.applies(node.value) or ast.unparse(node.value) in self.results
         return isinstance(node, ast.Call) and self._public_name(node.func) in _APPLYING
 
     def is_ours(self, node: ast.expr) -> bool:
         """Say whether an expression is a call of `apply_profile`, or of a method of its result."""
         if self.applies(node):
             return True
-        method = node.func if isinstance(node, ast.Call) else None
-        return isinstance(method, ast.Attribute) and ast.unparse(method.value) in self.results
+        called = node.func if isinstance(node, ast.Call) else None
+        owner = called.value if isinstance(called, ast.Attribute) else called
+        return owner is not None and ast.unparse(owner) in self.results
 
     def calls(self, node: ast.expr) -> bool:
         """Return whether an expression is a call of any function of autoprec."""

@@ -84,6 +84,15 @@ ADDED: dict[str, tuple[tuple[str, str], ...]] = {
     "imported where it is used": (
         (MADE, f"{MADE}        import autoprec as ap\n        self.precision = {APPLY}\n"),
     ),
+    "for a loop of torch.amp": (
+        (IMPORT, "import autoprec as ap\n" + IMPORT),
+        (MADE, f"{MADE}        self.autocast, self.scaler = {APPLY}.amp\n"),
+        ("class Trainer:", f"{TOP}autocast, scaler = precision.amp\n\nclass Trainer:"),
+        (
+            "    outputs = model(inputs)\n",
+            "    with autocast():\n        outputs = model(inputs)\n",
+        ),
+    ),
     "where a file is there": (
         (IMPORT, "import os\nimport autoprec as ap\n" + IMPORT),
         (

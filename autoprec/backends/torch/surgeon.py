@@ -13,6 +13,7 @@ from torch import nn
 
 from autoprec.backends.torch.apply.attached import AttachedRecipe
 from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.copy_checks import check_copies, end_checks_of_copies
 from autoprec.backends.torch.apply.idle_precision import IdlePrecision
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
@@ -83,6 +84,7 @@ class TorchSurgeon:
         kind = torch.device(address).type
         check = LoopCheck(recipe, model, optimizers, precision.scaler, kind)
         precision.loop_check = _LOOP_CHECKS[unwrap(model)] = check
+        check_copies(unwrap(model), str(recipe.policy), kind)
         return precision
 
     def watch(
@@ -230,6 +232,7 @@ def _undo_surgery(model: nn.Module) -> None:
 
 def _end_checks(model: nn.Module) -> None:
     """Look no longer at a loop whose profile is undone or replaced."""
+    end_checks_of_copies(unwrap(model))
     for looking in (_LOOP_CHECKS, _WATCHES):
         found = looking.pop(unwrap(model), None)
         if found is not None:

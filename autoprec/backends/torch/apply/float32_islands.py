@@ -139,14 +139,21 @@ class BackToAutocast(ForwardWrapper):
 class Float32Outputs(ForwardWrapper):
     """Casts what a model returns up to float32; `named` is what a warning said it cannot cast.
 
-    `kept_buffers` and the `loop_check`, if there are any, are told of the call first.
+    `kept_buffers` and the `loop_check`, if there are any, are told of the call first. From
+    `copies`, if there are any, a copy of the model gets a loop check of its own.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.kept_buffers: KeptBuffers | None = None
         self.loop_check: Any = None
+        self.copies: Any = None
         self.named: set[str] = set()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin as a copy, made by deepcopy, by pickle or for a copied model."""
+        vars(self).update(state)
+        self.loop_check = None if self.copies is None else self.copies.of_copy()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; cast its outputs."""

@@ -88,10 +88,11 @@ class Holder:
             return [_detached(each) for each in self.held]
         return {k: _detached(each) for k, each in self.held.items() if self._is_state(k, each)}
 
-    def put(self, state: State, *, numbers: bool = False) -> None:
+    def put(self, state: State, *, whole: bool = False) -> None:
         """Let it hold again what it did.
 
-        Without `numbers` those stay that were numbers before and are finite now: others may count.
+        Without `whole` texts stay, in which trainers say what they are doing, and so do finite
+        numbers where none were: the loop may read next what a forward pass left for it.
         """
         if isinstance(state, list):
             if len(state) != len(self.held) or any(map(differ, self.held, state)):
@@ -101,12 +102,11 @@ class Holder:
         now = self.take()
         assert isinstance(now, dict)
         for key in [key for key in now if key not in state] if self.is_open else ():
-            if numbers or not isinstance(now[key], PRIMITIVES) or _is_infinite(now[key]):
+            if whole or not _may_stay(now[key], None):
                 del self.held[key]
         for key, value in state.items():
             found = self.held.get(key, _MISSING)
-            both = isinstance(found, PRIMITIVES) and isinstance(value, PRIMITIVES)
-            if differ(found, value) and (numbers or not both or _is_infinite(found)):
+            if differ(found, value) and (whole or not _may_stay(found, value)):
                 if not is_array(value):
                     self.held[key] = value
                 elif is_array(found) and found.shape == value.shape and found.flags.writeable:
@@ -304,8 +304,12 @@ def differ(one: Any, other: Any) -> bool:
     return not (known and one == other)
 
 
-def _is_infinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _may_stay(value: Any, before: Any) -> bool:
+    """Say whether what a skipped step left may stay, where something else was before."""
+    if isinstance(value, str):
+        return True
+    known = before is None and isinstance(value, PRIMITIVES)
+    return known and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _detached(value: Any) -> Any:

@@ -48,14 +48,12 @@ class KeptBuffers:
     def __init__(self, root: nn.Module, device_type: str) -> None:
         self._root, self._device_type = weakref.ref(root), device_type
         self._owners = [_buffers_of(module) for module in root.modules()]
-        #: Until an update was made: where each owner's module has its attributes, and the flags and
-        #: numbers among them before the step.
-        self._flags = [_Flags(module.__dict__) for module in root.modules()]
         self._buffers, self._frozen = TensorCopies(), TensorCopies()
         self._frozen.follow(frozen_in(root))
         self._held = KeptState(root)
         #: Set by the first forward or backward pass since the last update.
         self.in_step = self._saw_forward = False
+        self._updated = False
         self._save()
         _KEPT.add(self)
 
@@ -71,7 +69,6 @@ class KeptBuffers:
         """Drop the copies, and hear no more of the model's forward passes."""
         _KEPT.discard(self)
         self._owners, self._buffers, self._frozen = [], TensorCopies(), TensorCopies()
-        self._flags = []
         self._held.forget()
 
     def note_loss(self, loss_fn: Any) -> None:
@@ -92,8 +89,6 @@ class KeptBuffers:
             if _is_traced():
                 return
             self._save()
-        for flags in self._flags:
-            flags.save()
         self.in_step = self._saw_forward = True
 
     def before_called(self, model: nn.Module) -> None:
@@ -112,23 +107,20 @@ class KeptBuffers:
                 all_of_it = each is self and self._saw_forward
                 for kept in (*each._buffers.kept, *filter(_is_frozen, each._frozen.kept)):
                     (put_back if all_of_it else replace_nonfinite)(kept)
-                if all_of_it:
+                if all_of_it and not each._updated:
                     each._drop_new_buffers()
                 each._reset_materialized(all_of_it=all_of_it)
                 each._held.after_skip(all_of_it=all_of_it)
 
     def _drop_new_buffers(self) -> None:
-        """Drop what a first step registered, and the flags that say so: the next one does it anew.
+        """Drop what a first step registered: the next one does it anew.
 
-        What is registered later, where flags are not known, stays.
+        What is registered later stays, for a flag that says so may not be followed then.
         """
         known = {(id(kept.owner), kept.name) for kept in self._buffers.kept}
-        for owner, flags in zip(self._owners, self._flags, strict=False):
-            new = [name for name in owner if (id(owner), name) not in known]
-            for name in new:
+        for owner in self._owners:
+            for name in [name for name in owner if (id(owner), name) not in known]:
                 del owner[name]
-            if new:
-                flags.put_back()
 
     def _reset_materialized(self, *, all_of_it: bool) -> None:
         """Let lazy modules that the step gave their shapes begin their statistics anew."""
@@ -146,8 +138,7 @@ class KeptBuffers:
         self._buffers.after_update()
         self._frozen.after_update()
         self._held.after_update(stepped=stepped)
-        if stepped:
-            self._flags = []
+        self._updated = self._updated or stepped
         if not self._saw_forward:
             self._save()
         self.in_step = self._saw_forward = False
@@ -158,27 +149,6 @@ class KeptBuffers:
         self._frozen.take()
         self._held.save()
 
-
-class _Flags:
-    """A module's flags and numbers, such as the one that says that a buffer was registered."""
-
-    def __init__(self, attributes: dict[str, Any]) -> None:
-        self._attributes = attributes
-        self._before: dict[str, Any] = {}
-        self.save()
-
-    def save(self) -> None:
-        """Note them as they are."""
-        self._before = {
-            name: value for name, value in self._attributes.items() if type(value) in _PLAIN
-        }
-
-    def put_back(self) -> None:
-        """Set them as they were noted."""
-        self._attributes.update(self._before)
-
-
-_PLAIN = (bool, int, float, str, type(None))
 
 _KEPT: weakref.WeakSet[KeptBuffers] = weakref.WeakSet()
 

@@ -1,8 +1,9 @@
 """State outside of registered buffers as it was before a step, put back if that is skipped.
 
-What the model itself holds goes back whole: tensors in attributes, lists and dicts. Of numbers, and
-of what else is at hand (a loss, another network), only what is no longer finite does, for the loop
-and other steps may have changed the rest meanwhile.
+What the model itself holds goes back whole: tensors and numbers in attributes, lists and dicts, so
+that a queue and the number that says where it goes on agree. Of what else is at hand (a loss,
+another network) only what is no longer finite does, for other steps may have changed the rest
+meanwhile.
 
 Much state is made by the first forward pass. So everything is searched when the profile is applied
 and after the first update, which tells state from constants; from then on only places that changed
@@ -194,12 +195,14 @@ def _has_changed(place: _Place, before: _Place | None, copies: dict[int, Kept]) 
         if kept.changes if kept.copy is None else not torch.equal(tensor, kept.copy):
             return True
     if isinstance(state, dict) and isinstance(before.state, dict):
-        earlier = before.state
-        return any(
-            (isinstance(value, float) or is_array(value)) and differ(value, earlier.get(key))
-            for key, value in state.items()
-        )
-    return any(map(is_array, state))
+        pairs = [(value, before.state.get(key)) for key, value in state.items()]
+    else:
+        pairs = list(zip(state, before.state, strict=True))
+    return any(
+        differ(value, earlier)
+        for value, earlier in pairs
+        if not isinstance(value, torch.Tensor | str)
+    )
 
 
 def _put_back_nonfinite(place: _Place, copies: dict[int, Kept]) -> None:

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import sys
 import types
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoprec.backends.torch.apply.calling_frames import local_variables
 from autoprec.backends.torch.apply.first_update import computes_products
@@ -39,8 +37,8 @@ from autoprec.backends.torch.apply.seen_calls import (
     SeenForwards,
     SeenUpdates,
     SeenZeroGrad,
-    is_ours,
 )
+from autoprec.backends.torch.apply.watched_steps import unwatch_steps, warn_of_loop, watch_steps
 from autoprec.backends.torch.dtypes import (
     EXACT_DTYPES,
     LOW_DTYPES,
@@ -48,7 +46,6 @@ from autoprec.backends.torch.dtypes import (
     dtype_name,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.errors import AutoprecWarning
 
 STEPS = 3
 """Steps of one optimizer that are watched."""
@@ -62,7 +59,6 @@ _OWN_SCALED = (
     ". A loss scale needs a torch.optim.Optimizer that unscales and skips: derive yours from it, "
     "give it to apply_profile and call precision.backward_and_step(loss), or take mixed_bfloat16"
 )
-_SILENCE = "To silence: filter autoprec.errors.AutoprecWarning"
 
 
 class LoopCheck:
@@ -101,7 +97,7 @@ class LoopCheck:
         if self._given:
             self._begin(model, optimizers)
         _tell_of_calls(unwrap(model), self)
-        _watch(self)
+        watch_steps(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Leave nothing of it in a copy of the model."""
@@ -153,7 +149,7 @@ class LoopCheck:
             )
         self.end()
         if found:
-            _warn(
+            warn_of_loop(
                 f"after {CALLS} calls of the model under this profile, whose weights change though "
                 f"no torch.optim.Optimizer steps: {'; '.join(found)}. {_FORWARD}"
                 f"in place of model(inputs){_OWN_SCALED if self._scales else ''}"
@@ -174,8 +170,7 @@ class LoopCheck:
         model = self._model()
         if model is not None:
             _tell_of_calls(unwrap(model), None)
-        _WATCHING.discard(self)
-        _end_idle_hook()
+        unwatch_steps(self)
         for handle in self._handles:
             handle.remove()
         for each in self._owners:
@@ -203,13 +198,15 @@ class LoopCheck:
         found = [*self._faults_of_the_forward_pass(), *self._faults_of_the_update(steps)]
         if found:
             lines = _LINES if self._given else f"{_LINES}, and give apply_profile the optimizer"
-            _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {lines}")
+            warn_of_loop(
+                f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {lines}"
+            )
         for fault in self._faults_of_the_model(unwrap(model)):
-            _warn(fault)
+            warn_of_loop(fault)
         # What one network's loss leaves in another is the loop's to clear. With accumulation a
         # zero_grad() is an error.
         if self._zero_grads == {False} and self._recipe.accumulation_steps == 1:
-            _warn(
+            warn_of_loop(
                 "zero_grad() is called in a loop of precision.backward() and precision.step(), "
                 "which clears the gradients itself: delete it. Under this profile it does nothing, "
                 "under one that accumulates it discards micro-batches, and is an error"
@@ -319,34 +316,6 @@ class LoopCheck:
         return found
 
 
-_WATCHING: weakref.WeakSet[LoopCheck] = weakref.WeakSet()
-_HOOK: list[Any] = []  # torch's handle of the one hook for the steps of all optimizers
-
-
-def _watch(check: LoopCheck) -> None:
-    _WATCHING.add(check)
-    if not _HOOK:
-        _HOOK.append(register_optimizer_step_post_hook(_after_any_step))
-
-
-def _after_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for check in list(_WATCHING):
-        check.after_step(optimizer)
-    _end_idle_hook()
-
-
-def _end_idle_hook() -> None:
-    """Remove the hook where nothing is watched.
-
-    torch may be going through its hooks just now, where only the last one can be removed: one that
-    is not does nothing until then.
-    """
-    if _HOOK and not _WATCHING:
-        hooks = _HOOK[0].hooks_dict_ref()
-        if hooks is None or next(reversed(hooks), None) == _HOOK[0].id:
-            _HOOK.pop().remove()
-
-
 def _replaced(root: nn.Module, recipe: Recipe) -> list[str]:
     """List the modules that the recipe keeps in float32 and that have lost it, and the model.
 
@@ -387,11 +356,3 @@ def _has_gradients(owner: Any) -> bool:
     if isinstance(owner, nn.Module):
         return any(p.grad is not None for p in owner.parameters())
     return any(p.grad is not None for group in owner.param_groups for p in group["params"])
-
-
-def _warn(text: str) -> None:
-    """Warn at the line of the loop: the nearest frame that is neither torch's nor ours."""
-    level, frame = 1, sys._getframe(0)
-    while is_ours(frame) and frame.f_back is not None:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(f"{text}. {_SILENCE}", AutoprecWarning, stacklevel=level)

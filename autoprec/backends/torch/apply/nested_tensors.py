@@ -107,6 +107,26 @@ def _map_dataclass(function: Callable[[torch.Tensor], torch.Tensor], value: Any)
     return result
 
 
+def copy_deeply(value: Any) -> Any:
+    """Copy `value` with all that it holds; of a tensor that is a part of a larger one that part.
+
+    `copy.deepcopy` copies the whole of it: all data, where a batch is a slice of them.
+    """
+    parts: dict[int, Any] = {}
+    for tensor in tensors_in(value):
+        if _is_part(tensor):
+            parts[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return copy.deepcopy(value, parts)
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor is one of plain numbers, in a larger memory than its own."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_leaf
+    if not plain or tensor.is_nested or tensor.is_meta or 0 in tensor.stride():
+        return False
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+
+
 def to_float32(value: Any) -> Any:
     """Cast every 16-bit tensor in `value` up to float32."""
     return map_tensors(in_full_precision, value)

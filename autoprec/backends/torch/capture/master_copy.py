@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.shared import worker_process
+from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.held_objects import survey
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.train.task_runner import needs_closure
@@ -37,7 +38,8 @@ class MasterCopy:
 
     The model of the task may be a `part` of what is copied, which then holds its whole: see
     `whole_of`. `finish` is called with every whole copy. Raises `UsageError` for an optimizer that
-    trains something else than the model, or that steps by a closure.
+    trains something else than the model, or that steps by a closure, and for a model that has a
+    profile.
     """
 
     def __init__(
@@ -128,6 +130,11 @@ class MasterCopy:
         return optimizer
 
     def _check(self) -> None:
+        if any(any(wrappers_on(module)) for module in self._model.modules()):
+            raise UsageError(
+                f"{self._name}: a profile is applied to the {_kind(self._model)}, or to what it is "
+                "a copy of, expected a model as it was made: call precision.restore() before"
+            )
         given = f"{self._name}: the optimizer is {_a(self._optimizer)}"
         if not isinstance(self._optimizer, torch.optim.Optimizer):
             raise UsageError(f"{given}, expected a torch.optim.Optimizer")

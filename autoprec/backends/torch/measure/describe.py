@@ -23,7 +23,7 @@ from autoprec.backends.torch.apply.equal_blocks import equal_blocks
 from autoprec.backends.torch.apply.float8_linear import float8_layers
 from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
-from autoprec.backends.torch.apply.nested_tensors import tensors_in
+from autoprec.backends.torch.apply.nested_tensors import copy_deeply, tensors_in
 from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.measure.batch_splitting import splittable
 from autoprec.backends.torch.measure.first_loss_check import check_first_loss
@@ -38,7 +38,7 @@ from autoprec.backends.torch.measure.step_costs import (
 )
 from autoprec.backends.torch.measure.watched_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.train.batch_dimension import Samples
-from autoprec.backends.torch.train.batch_views import survey
+from autoprec.backends.torch.train.batch_views import marks_of, survey
 from autoprec.backends.torch.train.task_precision import (
     low_precision,
     noted_autocasts,
@@ -76,7 +76,7 @@ def describe(
     model = build_model(task, device, seed)
     materialize(task, model, batch, seed)
     report("describe", 0)
-    check_first_loss(task, model, batch, seed)  # without hooks: only the user's own errors show
+    task = _checked(task, model, batch, seed)
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
@@ -116,6 +116,17 @@ def describe(
         units=tuple(_units(model, counted)),
         warnings=(*_warnings(model, batch, found), *seen.warnings(), *splitting.warnings()),
     )
+
+
+def _checked(task: Task, model: nn.Module, batch: Any, seed: int) -> Task:
+    """Check the first loss without hooks, so that only the user's own errors show.
+
+    Returns the task as the rest is to run it: with copies of a batch where a step writes to it.
+    """
+    given = copy_deeply(batch)
+    before = marks_of(given)
+    check_first_loss(task, model, given, seed)
+    return replace(task, copies_batches=marks_of(given) != before)
 
 
 def _facts_of_model(

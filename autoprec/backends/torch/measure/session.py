@@ -40,7 +40,7 @@ from autoprec.backends.torch.measure.exposed_communication import CastOnly, expo
 from autoprec.backends.torch.measure.operator_times import operator_times
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.train.batch_dimension import find_samples
-from autoprec.backends.torch.train.batch_views import size_in_bytes, survey
+from autoprec.backends.torch.train.batch_views import marks_of, size_in_bytes, survey
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
     batches,
@@ -78,6 +78,7 @@ class TorchSession:
         self._ranks = ALONE if self._communication is None else self._communication.ranks()
         self._recipe = self._ranks.shared(recipe)
         self._exposed: Ratio | None = None
+        self._looks = self._wrote = False  # at whether a step writes to its batch
         self._device = devices.resolve_device(device)
         self._report = report
         self._notes: list[str] = []
@@ -114,13 +115,28 @@ class TorchSession:
             optimizers=(self._optimizer,),
             device=str(self._device),
         )
-        self._cycle = self._largest_first()
-        self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._report("compile" if self._recipe.compile else "warmup", 0)
-        for _ in range(self._first_updates):
-            self._step()
+        try:
+            self._warm_up()
+        except Exception:
+            if not self._wrote:  # to a batch, which may be another one when it is used again
+                raise
+        if self._ranks.agree(float(self._wrote)):
+            self._task = replace(self._task, copies_batches=True)
+            self._drop()
+            self._reset_peak()
+            self._build(seed)
         devices.synchronize(self._device)
         check_compiled(self._recipe)
+
+    def _warm_up(self) -> None:
+        """Take the first updates, and see whether a step writes to its batch."""
+        self._cycle = self._largest_first()
+        self._finite = torch.ones((), dtype=torch.bool, device=self._device)
+        self._looks, self._wrote = not self._task.copies_batches, False
+        for _ in range(self._first_updates):
+            self._step()
+        self._looks = False
 
     def _fetch(self, seed: int) -> SessionBatches:
         task, size = self._task, self._recipe.batch_size
@@ -156,8 +172,11 @@ class TorchSession:
     def _compute(self) -> None:
         """Run the forward and backward passes of all micro-batches."""
         for _ in range(self._recipe.accumulation_steps):
-            loss = compute_loss(self._task, self._model, next(self._cycle), self._precision)
+            batch = next(self._cycle)
+            before = marks_of(batch) if self._looks else None
+            loss = compute_loss(self._task, self._model, batch, self._precision)
             self._precision.backward(loss)
+            self._wrote |= before is not None and marks_of(batch) != before
             self._finite &= torch.isfinite(loss.detach())
 
     def _update(self) -> None:
@@ -273,12 +292,16 @@ class TorchSession:
 
     def close(self) -> None:
         """Free the memory."""
-        for name in ("_model", "_optimizer", "_precision", "_fetched", "_cycle", "_finite"):
-            self.__dict__.pop(name, None)
+        self._drop()
         self._compiled.close()
         gc.collect()
         devices.empty_cache(self._device)
         return_freed_memory()
+
+    def _drop(self) -> None:
+        """Hold no more of what was built."""
+        for name in ("_model", "_optimizer", "_precision", "_fetched", "_cycle", "_finite"):
+            self.__dict__.pop(name, None)
 
 
 def _clock_times(

@@ -59,7 +59,9 @@ class LargestMagnitudes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.__name__.partition(".")[0] in _UNINITIALISED:
             return result
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.dtype is self._dtype and leaf.numel():
+            known = isinstance(leaf, torch.Tensor) and leaf.dtype is self._dtype
+            # Derivatives in forward mode have zeros without memory, over which torch crashes.
+            if known and leaf.numel() and not (leaf.is_meta or leaf._is_zerotensor()):
                 self.found.append(leaf.detach().abs().amax().float())
         return result
 

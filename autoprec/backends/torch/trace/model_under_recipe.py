@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from autoprec.backends.shared.trace_framework import (
     Observed,
     StepAnswer,
 )
+from autoprec.backends.torch.apply.nested_tensors import copy_deeply
 from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.dtypes import LOW_DTYPES
@@ -324,7 +324,7 @@ class TorchTrainee:
         outputs.next_part()
         try:
             with outputs.of(self.model), self._drawn_alike():
-                loss = float(self.forward_loss(copy.deepcopy(batch), seed).detach())
+                loss = float(self.forward_loss(copy_deeply(batch), seed).detach())
         except Exception as error:
             return Evaluated(None, outputs.found, error)
         return Evaluated(loss, outputs.found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.batch_survey import TIMED_AGAIN
 from autoprec.backends.shared.repeatable_batches import MAX_KEPT_BYTES, BatchStream
+from autoprec.backends.torch.apply.nested_tensors import copy_deeply
 from autoprec.backends.torch.train.batch_digest import digest
 from autoprec.backends.torch.train.batch_views import size_in_bytes, survey
 from autoprec.backends.torch.train.task_runner import batches, move
@@ -20,11 +20,11 @@ class TorchBatches:
 
     def store(self, batch: Any) -> Any:
         """Copy the batch to the CPU."""
-        return copy.deepcopy(move(batch, "cpu"))
+        return copy_deeply(move(batch, "cpu"))
 
     def hand_out(self, stored: Any) -> Any:
         """Copy a stored batch for one use."""
-        return copy.deepcopy(stored)
+        return copy_deeply(stored)
 
     def digest(self, stored: Any) -> str:
         """Return a hash of the batch."""

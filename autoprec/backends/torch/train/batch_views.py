@@ -92,6 +92,12 @@ class TorchBatchView:
         return {name: torch.cat(parts) for name, parts in found.items()}
 
 
+def marks_of(batch: Any) -> list[tuple[int, int]]:
+    """Return what differs once the batch was written to: to its tensors, or to what holds them."""
+    found = [each for each in tensors_in(batch) if not each.is_inference()]
+    return [(id(each), each._version) for each in found]
+
+
 def size_in_bytes(batch: Any) -> int:
     """Return the bytes of all tensors in a batch."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))

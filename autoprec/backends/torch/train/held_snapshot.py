@@ -70,7 +70,7 @@ def put_held(holders: Iterable[tuple[str, Holder]], kept: Held, device: str | to
     for name, holder in holders:
         state, now = kept.get(name), holder.take()
         if state is not None:
-            holder.put(_placed(state, now, device), numbers=True)
+            holder.put(_placed(state, now, device), whole=True)
         elif holder.is_container:
             holder.put(type(now)())
 

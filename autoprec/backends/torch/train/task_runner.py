@@ -21,7 +21,12 @@ from autoprec.backends.protocol import Task
 from autoprec.backends.shared.raising_modules import note_modules
 from autoprec.backends.shared.seeded_batches import draw_batches
 from autoprec.backends.torch.apply.model_changes import unwrap
-from autoprec.backends.torch.apply.nested_tensors import items_in, tensors_in, with_items
+from autoprec.backends.torch.apply.nested_tensors import (
+    copy_deeply,
+    items_in,
+    tensors_in,
+    with_items,
+)
 from autoprec.backends.torch.train.checkpoint_loading import load_weights
 from autoprec.backends.torch.train.own_loader_workers import OwnLoaderWorkers, keeps_workers
 from autoprec.backends.torch.train.rng import TorchGenerators, seed_everything
@@ -237,7 +242,7 @@ def materialize(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
     if lazy:
         seed_everything(seed)
         with torch.no_grad():
-            compute_loss(task, model, batch, None)
+            compute_loss(task, model, copy_deeply(batch), None)
 
 
 def compute_loss(
@@ -251,8 +256,9 @@ def compute_loss(
     gradient can flow from, is a `TaskError`. An exception is raised on with a note of the modules
     that it was raised in.
     """
+    given = copy_deeply(batch) if task.copies_batches else batch
     try:
-        return _compute_loss(task, model, batch, precision)
+        return _compute_loss(task, model, given, precision)
     except Exception as error:
         note_modules(error, {id(module): path for path, module in unwrap(model).named_modules()})
         raise

@@ -75,7 +75,7 @@ class Moment:
             if owner.get(name) is not there:
                 owner[name] = there
         for holder, state in self._held:
-            holder.put(state, numbers=True)
+            holder.put(state, whole=True)
         for module, training in self._modes:
             module.training = training
         for generator, known in self._own:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.backends.torch.buffered import samples
-from tests.backends.torch.operated import FLOAT16, adam, apply
+from tests.backends.torch.operated import FLOAT16, adam, apply, float16
 
 pytestmark = pytest.mark.torch
+
+FIXED = float16(mode="fixed", initial=256.0)
 
 
 class Helper:
@@ -48,6 +50,8 @@ class Keeping(nn.Module):
         self.was_number: Any = 0.0
         self.number = 0.0
         self.hidden: Tensor | None = None
+        self.pointer, self.is_ready = 0, False
+        self.counts, self.range = [0, 0], (0.0, 0.0)
         self.codebook = nn.Parameter(torch.zeros(8), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,6 +76,10 @@ class Keeping(nn.Module):
         self.first = mean if self.first is None else self.first
         self.was_number = 0.9 * self.was_number + mean
         self.number = 0.9 * self.number + float(mean.mean())
+        self.pointer = (self.pointer + len(x)) % 64
+        self.is_ready = True
+        self.counts[0] += 1
+        self.range = min(self.range[0], len(x) - self.pointer), self.range[1] + 1.0
         self.hidden = h  # with its graph, to be detached by the next step
         if not hasattr(self, "later"):
             self.later = torch.zeros(8)
@@ -81,7 +89,7 @@ class Keeping(nn.Module):
 
 def held(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every tensor, None and number under a value, with its name."""
-    if isinstance(value, Tensor | float | None):
+    if isinstance(value, Tensor | int | float | None):
         yield name, value.detach().clone() if isinstance(value, Tensor) else value
     elif isinstance(value, dict):
         for key, each in value.items():
@@ -264,16 +272,78 @@ def test_what_shares_the_memory_of_weights_is_not_put_back() -> None:
     assert not torch.equal(before, model.view)
 
 
-def test_what_the_loop_changes_meanwhile_and_what_is_data_stays() -> None:
+class Queue(nn.Module):
+    """Keys of the batches before, as contrastive losses keep them; a number says where to go on."""
+
+    keys: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.at = nn.Linear(6, 4), 0
+        self.register_buffer("keys", torch.zeros(12, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        self.keys[self.at : self.at + len(h)] = h.detach()
+        self.at = (self.at + len(h)) % len(self.keys)
+        return h
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_queue_goes_on_where_its_last_update_ended(at: int) -> None:
+    """Where the number went on alone, the rows of a skipped step were left out."""
+    results = []
+    data = samples(6, overflowing=[at])
+    for batches in (data, [batch for index, batch in enumerate(data) if index != at]):
+        torch.manual_seed(0)
+        model = Queue()
+        precision = apply(FIXED, model, adam(model))
+        for inputs, targets in batches:
+            loss = nn.functional.cross_entropy(precision.forward(inputs[1:5]), targets[1:5])
+            precision.backward_and_step(loss)
+        results.append((model.at, model.keys))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+
+
+class SetByData(nn.Module):
+    """Sets its scale by its first batch, and remembers by a flag that it did so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(6, 3), nn.Parameter(torch.ones(3))
+        self.is_set = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        if not self.is_set:
+            self.scale.data.copy_(1.0 / h.detach().float().std(0))
+            self.is_set = True
+        return h * self.scale
+
+
+def test_weights_that_a_skipped_first_step_set_by_its_data_are_set_anew() -> None:
+    model = SetByData()
+    precision = apply(FIXED, model, adam(model))
+    steps = []
+    for inputs, targets in samples(4, overflowing=[0]):
+        loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
+        steps.append(precision.backward_and_step(loss))
+    assert steps == [False, True, True, True]
+    assert model.scale.isfinite().all()
+
+
+def test_what_is_data_and_what_is_left_for_the_loop_stays() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(6, 3)
-            self.steps, self.name, self.average = 0, "a", torch.zeros(3)
+            self.steps, self.doing, self.shown = 0, "nothing", None
             self.table = [torch.zeros(2) for _ in range(2000)]
 
         def forward(self, x: Tensor) -> Tensor:
-            self.steps += 1
+            self.steps, self.doing = self.steps + 1, "forward"
+            self.shown = self.last = len(x)
             self.table.append(torch.ones(2))
             found: Tensor = self.linear(x)
             return found
@@ -283,7 +353,8 @@ def test_what_the_loop_changes_meanwhile_and_what_is_data_stays() -> None:
     for inputs, targets in samples(3, overflowing=[0, 1, 2]):
         loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
         precision.backward_and_step(loss)
-    assert (model.steps, len(model.table)) == (3, 2003)
+    assert (model.steps, len(model.table)) == (0, 2003)
+    assert (model.doing, model.shown, model.last) == ("forward", 8, 8)
 
 
 CONSTANT = torch.ones(3)

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
 )
 
-from autoprec.backends.torch.apply import loop_checks
+from autoprec.backends.torch.apply import watched_steps
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(autouse=True)
 def _nothing_else_is_watched() -> None:
     """Models of other tests may be alive still."""
-    for check in list(loop_checks._WATCHING):
+    for check in list(watched_steps._WATCHING):
         check.end()
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from autoprec.backends.torch.capture.master_copy import MasterCopy
+from autoprec.core.recipe import Recipe
+from autoprec.errors import UsageError
 from tests.backends.torch.capture.captured import Net, net, optimizer_of
+from tests.backends.torch.operated import BFLOAT16, FLOAT32, apply
 
 pytestmark = pytest.mark.torch
 
@@ -102,3 +108,19 @@ def test_a_compiled_model_is_the_one_inside() -> None:
     optimizer = optimizer_of(model)
     master = MasterCopy("task", torch.compile(model, backend="eager"), optimizer)
     assert type(master.build_model()) is Net
+
+
+@pytest.mark.parametrize("recipe", [BFLOAT16, replace(FLOAT32, memory_format="channels_last")])
+def test_a_model_with_a_profile_is_refused_until_that_is_undone(recipe: Recipe) -> None:
+    """Plain float32 would be measured in the profile's layout, and compared with itself."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.ones(1, 3, 8, 8))
+    optimizer = optimizer_of(model)
+    precision = apply(recipe, model, optimizer)
+    for each in (model, copy.deepcopy(model)):
+        with pytest.raises(UsageError, match=r"a profile is applied .* precision\.restore\(\)"):
+            MasterCopy("task", each, optimizer)
+    precision.restore()
+    copied = MasterCopy("task", model, optimizer).build_model()
+    assert "forward" not in vars(copied)
+    assert copied[0].weight.is_contiguous()  # type: ignore[index, operator]

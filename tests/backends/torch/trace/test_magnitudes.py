@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.shared.tracer import ComparisonTracer
+from autoprec.backends.torch.trace.magnitudes import LargestMagnitudes
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from tests.backends.torch.traced import BFLOAT16, FLOAT16, tracer
@@ -80,3 +81,30 @@ def test_sparse_gradients_are_compared_as_dense_ones_are():
         assert sparse.gradient_error == pytest.approx(dense.gradient_error, rel=0, abs=2.0**-24)
     assert of_sparse[2].counts == pytest.approx(of_dense[2].counts)
     assert of_sparse[3] == of_dense[3]
+
+
+class Derived(nn.Module):
+    """Returns its value with a derivative by its inputs, in forward mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value, derivative = torch.func.jvp(self.net, (x,), (torch.ones_like(x),))
+        found: torch.Tensor = (value + derivative).flatten()
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_derivatives_in_forward_mode_are_read(dtype: torch.dtype) -> None:
+    """Their backward pass holds zeros without memory, over which torch crashed."""
+    model, mode = Derived(), LargestMagnitudes(dtype)
+    with torch.autocast("cpu", dtype):
+        loss = model(torch.randn(8, 6)).float().square().mean()
+    with mode:
+        loss.backward()
+    largest, overflowed = mode.summary()
+    assert largest
+    assert not overflowed

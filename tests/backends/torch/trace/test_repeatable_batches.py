@@ -64,3 +64,23 @@ def test_a_batch_handed_out_is_a_copy():
     before = digest(stream.batch(0))
     stream.batch(0)[0].zero_()
     assert digest(stream.batch(0)) == before
+
+
+def test_a_slice_of_large_data_is_kept_without_the_rest() -> None:
+    """A copy of all the data for every batch, and for every step, was memory and time."""
+    data = torch.randn(3000, 4).T.contiguous().T
+
+    def slices(batch_size: int) -> Any:
+        for start in range(0, len(data), batch_size):
+            part = data[start : start + batch_size]
+            yield {"inputs": part, "again": (part, 1)}, part[:, 0]
+
+    stream = batch_stream(task(build_data=slices), 8, seed=0)
+    for index in (0, 5):
+        inputs, targets = stream.batch(index)
+        assert inputs["again"] == (inputs["inputs"], 1)
+        for found, numbers in ((inputs["inputs"], 32), (targets, 8)):
+            assert found.untyped_storage().nbytes() == 4 * numbers
+        assert torch.equal(inputs["inputs"], data[8 * index : 8 * index + 8])
+        assert inputs["inputs"].stride() == (1, 8)
+    stream.close()
