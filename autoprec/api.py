@@ -107,7 +107,13 @@ def _tune(given: Arguments, default_output: Path) -> Profile:
     output = check_output(given.chosen.output or default_output, source.path)
     listen = given.listener or (Notebook() if in_notebook() else silent)
     profile = _run_here(tuner.tune, source, given, listen)
-    place = save_result(profile, output)
+    try:
+        place = save_result(profile, output)
+    except OSError as error:
+        raise UsageError(
+            f"{output} could not be written: {error.strerror or error}. The trials are kept: free "
+            "some space or choose another `output`, and run the command again"
+        ) from error
     listen(Note(f"the profile is in {place}"))
     if place != output:
         listen(Note(kept_beside(output, place), warning=True))

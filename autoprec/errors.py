@@ -15,10 +15,16 @@
     ├── DeviceBusy                   1  another tuning holds the device
     └── Interrupted                130  stopped by the user; what was learned is kept
 
+Commands that ended well exit with 5 (`UNRESOLVED`) if --strict asks for it and nothing could be
+concluded, and `verify` if a claim fails.
+
 A message says what was given, what was expected, and how to fix it. Nothing here imports anything.
 """
 
 from __future__ import annotations
+
+UNRESOLVED = 5
+"""The exit code where measurements contradict each other, or a profile's claim."""
 
 
 class AutoprecError(Exception):

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from autoprec.cli import tune_cluster
-from autoprec.errors import Interrupted, UsageError
+from autoprec.errors import UNRESOLVED, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from autoprec.tuning.options import Options
@@ -51,9 +51,6 @@ To resume a tuning that was stopped, run the same command again.
 exit codes: 0 ok, 1 the task or a trial failed or the device is busy, 2 usage,
             3 no feasible recipe, 5 inconclusive (only with --strict), 130 interrupted
 """
-
-#: The exit code of an inconclusive tuning, where `--strict` asks for one.
-INCONCLUSIVE = 5
 
 #: Within so many seconds a small model has its answer from `--quick`.
 _QUICK_SECONDS = 30.0
@@ -112,7 +109,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help=f"exit with {INCONCLUSIVE} if the measurements contradict each other, so that nothing "
+        help=f"exit with {UNRESOLVED} if the measurements contradict each other, so that nothing "
         "could be concluded and float32 was kept",
     )
     parser.add_argument("--quiet", "-q", action="store_true", help="print errors only")
@@ -167,11 +164,6 @@ def _tune(arguments: argparse.Namespace, options: Options) -> int:
             profile = tune(source, device=arguments.device, options=options, listener=listener)
         except KeyboardInterrupt:
             raise Interrupted(_how_to_resume(task, options.storage)) from None
-        except OSError as error:
-            raise UsageError(
-                f"{output} could not be written: {error.strerror or error}. The trials are "
-                "kept: free some space or choose another --output, and run the command again"
-            ) from error
     if arguments.json:
         print_json(to_mapping(profile))
     if page is not None:
@@ -180,7 +172,7 @@ def _tune(arguments: argparse.Namespace, options: Options) -> int:
         report(profile, output=page)
         if not arguments.quiet:
             print(f"the report is in {page}", file=sys.stderr)
-    return INCONCLUSIVE if arguments.strict and profile.evidence.inconclusive else 0
+    return UNRESOLVED if arguments.strict and profile.evidence.inconclusive else 0
 
 
 def source_of(arguments: argparse.Namespace) -> TaskSource:

@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoprec.errors import UsageError
+from autoprec.errors import UNRESOLVED, UsageError
 
 if TYPE_CHECKING:
     from autoprec.core.profile.claims import Verification
     from autoprec.tuning.events import Event
-
-CLAIM_FAILED = 5
 
 _EXAMPLES = """\
 examples:
@@ -110,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(printable("\n".join(_claim_lines(verification))))
     unresolved = any(claim.result == "unresolved" for claim in verification.claims)
-    return CLAIM_FAILED if verification.failed or (arguments.strict and unresolved) else 0
+    return UNRESOLVED if verification.failed or (arguments.strict and unresolved) else 0
 
 
 def _show(event: Event) -> None:

@@ -1,9 +1,10 @@
 """Tells failures apart: one table from evidence to kind of failure.
 
 Evidence is an exception's type and message in the worker, or the worker's exit and the last lines
-it printed. Only `OUT_OF_MEMORY` means that a recipe is too big. Messages are those of the libraries
-themselves; each row says whose. The table is one for all frameworks: they share libraries (cuDNN,
-oneDNN, glibc), and a worker may die before its framework is known.
+it printed; the `supervisor` ends a worker beyond its memory. Only `OUT_OF_MEMORY` means that a
+recipe is too big. Messages are those of the libraries themselves; each row says whose. The table is
+one for all frameworks: they share libraries (cuDNN, oneDNN, glibc), and a worker may die before its
+framework is known.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 It ends at the limit of trials, when every point that fits was measured, or when no untried point is
 likely to be faster by more than one per cent, or by enough for the seconds that its trial takes.
+Limits of time end it in `tuning.search.loop`; what runs next to the fastest all the same,
+`acquisition` decides.
 """
 
 from __future__ import annotations

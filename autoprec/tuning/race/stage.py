@@ -3,7 +3,7 @@
 A proof takes as long as a search, so the recipe proven first should be the fastest one indeed, and
 what it would be replaced by if it fails should be known. The fastest recipe runs without each of
 its settings, too, and in float32: which of them is chosen is decided by the same rounds. How fast
-the choice is, others tell (see `stage`).
+the choice is, the confirmation's rounds tell.
 """
 
 from __future__ import annotations
