@@ -43,7 +43,7 @@ from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.study.kept_tunings import RESULT, TASK_PATH, StoredProfile
 from autoprec.tuning.study.storage import default_journal
 from autoprec.tuning.study.study import Study, sampler_of, study_name
-from autoprec.tuning.time_limit import SECOND_SEARCH_SHARE, Deadline
+from autoprec.tuning.time_limit import SEARCH_SHARE, SECOND_SEARCH_SHARE, Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
@@ -165,7 +165,8 @@ def _search(
     found = run_search(job, study, preflight, runner, earlier)
     found = search_at_goodput(job, study, found, prover.noise_scale, runner)
     job.listener(Note(first_answer(found, job.options.policies)))
-    return run_race(job, study, found, runner)
+    share = SEARCH_SHARE if earlier is None else SECOND_SEARCH_SHARE
+    return run_race(job, study, found, runner, share)
 
 
 def _profile(job: TuningJob, recipe: Recipe, runner: Runner) -> None:

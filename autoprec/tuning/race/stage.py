@@ -48,10 +48,17 @@ class KeptRace:
     refusals: tuple[Refusal, ...]
 
 
-def run_race(job: TuningJob, study: Study, search: SearchResult, runner: Runner) -> SearchResult:
+def run_race(
+    job: TuningJob,
+    study: Study,
+    search: SearchResult,
+    runner: Runner,
+    share: float = SEARCH_SHARE,
+) -> SearchResult:
     """Race the recipes that may be the fastest; return the search with what the rounds told.
 
-    A tuning that was stopped after its race and has searched nothing since does not race again.
+    It ends when a `share` of the time limit has passed. A tuning that was stopped after its race
+    and has searched nothing since does not race again.
     """
     searched = tuple(outcome.rate for outcome in search.trials.history)
     kept = study.recall(_STUDY_KEY, KeptRace)
@@ -64,7 +71,7 @@ def run_race(job: TuningJob, study: Study, search: SearchResult, runner: Runner)
             measured=kept.measured,
             refusals=kept.refusals,
         )
-    found = _race(job, search, runner)
+    found = _race(job, search, runner, share)
     if found.finalists:
         recipes = tuple(finalist.recipe for finalist in found.finalists)
         kept = KeptRace(searched, found.ranking, recipes, found.measured, found.refusals)
@@ -72,7 +79,7 @@ def run_race(job: TuningJob, study: Study, search: SearchResult, runner: Runner)
     return found
 
 
-def _race(job: TuningJob, search: SearchResult, runner: Runner) -> SearchResult:
+def _race(job: TuningJob, search: SearchResult, runner: Runner, share: float) -> SearchResult:
     """Race; return the search with what the rounds told.
 
     A recipe that fails is refused, and the others race without it. Raises where the baseline fails.
@@ -80,7 +87,7 @@ def _race(job: TuningJob, search: SearchResult, runner: Runner) -> SearchResult:
     """
 
     def is_late() -> bool:
-        return job.deadline.passed(SEARCH_SHARE)
+        return job.deadline.passed(share)
 
     refusals: list[Refusal] = []
     left_out: list[Recipe] = []

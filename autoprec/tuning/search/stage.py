@@ -53,6 +53,7 @@ def run_search(
         trials=Trials(preflight.task, search.space, history, preflight.rehearsed),
         baseline_point=baseline,
         notes=_notes(space, requested, baseline),
+        refusals=() if earlier is None else earlier.refusals,
         not_covered=search.not_covered,
         seconds=search.seconds,
     )

@@ -15,7 +15,7 @@ from autoprec.errors import TaskError
 from autoprec.tuning.race import interleaved_timing
 from autoprec.tuning.race.stage import run_race
 from autoprec.tuning.stage_results import SearchResult
-from autoprec.tuning.time_limit import Deadline
+from autoprec.tuning.time_limit import SEARCH_SHARE, SECOND_SEARCH_SHARE, Deadline
 from tests.tuning.fake_timing import FAST, JOB, PLAIN, RUNNER, FakeTiming, searched
 
 FLOAT32 = replace(PLAIN, batch_size=64)
@@ -147,3 +147,13 @@ def test_a_stopped_tuning_does_not_race_again_unless_it_searched_since(
     more = searched((PLAIN, 20.0), (FAST[32], 100.0), (FAST[64], 95.0), (FLOAT32, 40.0))
     assert len(race(more, notes).ranking) == 4
     assert len(contests) == 2
+
+
+@pytest.mark.parametrize(("share", "races"), [(SEARCH_SHARE, 0), (SECOND_SEARCH_SHARE, 1)])
+def test_what_a_second_search_found_races_in_its_own_time(
+    contests: list[list[Recipe]], monkeypatch: pytest.MonkeyPatch, share: float, races: int
+) -> None:
+    """Half of the limit has passed."""
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, lambda: 0.5))
+    run_race(JOB, cast(Any, Notes()), MISLED, cast(Any, RUNNER), share)
+    assert len(contests) == races
