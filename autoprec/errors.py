@@ -104,10 +104,13 @@ class AutoprecWarning(UserWarning):
 def first_line(error: Exception) -> str:
     """Return the first line of what an exception says, or its type.
 
-    Keras says first in which layer's call it was raised, then what, in bold.
+    Keras says first in which layer's call it was raised, then what, in bold; TorchScript says what
+    in the end.
     """
     text = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("Exception encountered when calling "):
         return lines[1][:200]
+    if len(lines) > 1 and lines[0].endswith("failed in the TorchScript interpreter."):
+        return lines[-1].removeprefix("RuntimeError: ")[:200]
     return lines[0][:200] if lines else type(error).__name__

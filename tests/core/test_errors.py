@@ -11,6 +11,13 @@ KERAS = (
     "Arguments received by Dense.call():\n  • inputs=..."
 )
 
+SCRIPTED = (
+    "The following operation failed in the TorchScript interpreter.\n"
+    'Traceback of TorchScript (most recent call last):\n  File "net.py", line 4, in forward\n'
+    "    return x @ y\n           ~~~~~ <--- HERE\n"
+    "RuntimeError: expected m1 and m2 to have the same dtype\n"
+)
+
 
 @pytest.mark.parametrize(
     ("error", "line"),
@@ -19,6 +26,7 @@ KERAS = (
         (ValueError("\n  one"), "one"),
         (ValueError("x" * 300), "x" * 200),
         (KeyError(), "KeyError"),
+        (RuntimeError(SCRIPTED), "expected m1 and m2 to have the same dtype"),
         (ValueError(KERAS), "the shapes differ"),
     ],
 )

@@ -110,11 +110,12 @@ def _map_dataclass(function: Callable[[torch.Tensor], torch.Tensor], value: Any)
 def copy_deeply(value: Any) -> Any:
     """Copy `value` with all that it holds; of a tensor that is a part of a larger one that part.
 
-    `copy.deepcopy` copies the whole of it: all data, where a batch is a slice of them.
+    `copy.deepcopy` copies the whole of it: all data, where a batch is a slice of them. Of a nested
+    tensor it copies the offsets, too, by which torch knows tensors of the same rows.
     """
     parts: dict[int, Any] = {}
     for tensor in tensors_in(value):
-        if _is_part(tensor):
+        if tensor.is_nested or _is_part(tensor):
             parts[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     return copy.deepcopy(value, parts)
 

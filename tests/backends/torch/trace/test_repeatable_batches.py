@@ -84,3 +84,18 @@ def test_a_slice_of_large_data_is_kept_without_the_rest() -> None:
         assert torch.equal(inputs["inputs"], data[8 * index : 8 * index + 8])
         assert inputs["inputs"].stride() == (1, 8)
     stream.close()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_that_is_handed_out_trains_as_it_did() -> None:
+    def texts(batch_size: int) -> Any:
+        while True:
+            yield ragged([[0.0, 2.0, 1.0]] * (batch_size - 1) + [[1.0]], torch.jagged), 1.0
+
+    stream = batch_stream(task(build_data=texts), 4, seed=0)
+    given = stream.batch(0)[0]
+    rows = given * torch.ones(1, requires_grad=True) + given
+    layer = torch.nn.Linear(1, 2)
+    torch.stack([row.mean() for row in layer(rows.unsqueeze(-1)).unbind()]).sum().backward()
+    assert layer.weight.grad is not None
+    stream.close()
