@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -44,12 +44,15 @@ def difference(
     return Difference(outputs, loss, *_gradients(run.gradients, exact.gradients), loss_error=error)
 
 
-def is_repeated(run: Run, call: CaughtCall) -> bool:
-    """Return whether a run gave what the call itself did, in the part that was kept of it."""
-    for index, kept in call.sampled.items():
+def is_repeated(run: Run, outputs: Mapping[int, torch.Tensor]) -> bool:
+    """Return whether a run gave the `outputs` that the call itself, or a run before it, did.
+
+    Those are by index, and flattened: in the part that was kept.
+    """
+    for index, kept in outputs.items():
         if index in run.outputs:
             again = run.outputs[index].reshape(-1)[: kept.numel()].float()
-            known = kept[: again.numel()].float()
+            known = kept.reshape(-1)[: again.numel()].float()
             both = again.isfinite() & known.isfinite()
             away = torch.linalg.vector_norm((again - known)[both])
             if float(away) > _UNLIKE * float(torch.linalg.vector_norm(known[both])):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autoprec.backends.shared.watching import CheckLog
+from autoprec.backends.torch.apply.forward_wrappers import is_compiled
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import sharded_modules
@@ -199,6 +200,7 @@ class Watch:
                 device_type=self._device_type,
                 share=scale / self._recipe.accumulation_steps,
                 floor=self._log.floor,
+                compiled=self._called() is not root or any(map(is_compiled, root.modules())),
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
             mine = bool(step.problem), self._log.repeats(step), check.undecided
