@@ -32,7 +32,7 @@ class BoundAccelerator:
         self.loop, self.accelerator, self.accumulates = loop, accelerator, accumulates
         self.splits = accumulates and loop.accumulation_steps > 1
         names = _METHODS if loop.choose().applies else _ACCUMULATING
-        self.own = {name: getattr(accelerator, name) for name in names}
+        self.own: dict[str, Any] = {name: getattr(accelerator, name) for name in names}
         for name in names:
             setattr(accelerator, name, getattr(self, name))
 
