@@ -55,10 +55,14 @@ def _accelerate(recipe: Recipe) -> tuple[Settings, set[str]]:
 
 
 def _deepspeed(recipe: Recipe) -> tuple[Settings, set[str]]:
-    """For `deepspeed.initialize(config=...)`: autocast, which leaves the weights in float32."""
+    """For `deepspeed.initialize(config=...)`: autocast, which leaves the weights in float32.
+
+    Gradients stay as they are: left out, DeepSpeed 0.19 clips them to a norm of 1.
+    """
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.batch_size,
         "gradient_accumulation_steps": recipe.accumulation_steps,
+        "gradient_clipping": 0.0,
     }
     if recipe.policy.mixed:
         settings["torch_autocast"] = {"enabled": True, "dtype": str(recipe.policy.compute_dtype)}

@@ -44,9 +44,9 @@ def bind_loop(loop: ForeignLoop, accelerator: Any, *, accumulates: bool = True) 
     loop.require(facts_of(accelerator, accumulates=accumulates))
     if accumulates:
         accelerator.gradient_accumulation_steps = loop.accumulation_steps
-    if loop.choose().applies:
-        if loop.scaler.is_enabled():
-            accelerator.scaler = loop.scaler
+    if loop.choose().applies and loop.scaler.is_enabled():
+        accelerator.scaler = loop.scaler
+    if loop.choose().applies or accumulates:
         BoundAccelerator(loop, accelerator, accumulates)
     return loop
 

@@ -11,23 +11,29 @@ from typing import Any
 from autoprec.errors import AutoprecWarning
 from autoprec.integrations.seam import ForeignLoop
 
+_ACCUMULATING = ("backward", "accumulate")
 _METHODS = (
     *("prepare", "prepare_model", "prepare_optimizer"),
-    *("unscale_gradients", "backward", "accumulate", "load_state"),
+    *("unscale_gradients", "autocast", "load_state", *_ACCUMULATING),
 )
 
 
 class BoundAccelerator:
-    """Stands in for an Accelerator's methods; of one object, not of its class."""
+    """Stands in for an Accelerator's methods; of one object, not of its class.
+
+    Where profiles are switched off it only counts, for a script that accumulates by itself.
+    """
 
     def __init__(self, loop: ForeignLoop, accelerator: Any, accumulates: bool) -> None:
-        earlier = getattr(accelerator.prepare, "__self__", None)
+        earlier = getattr(accelerator.backward, "__self__", None)
         if isinstance(earlier, BoundAccelerator):
-            for name in _METHODS:
+            for name in earlier.own:
                 delattr(accelerator, name)
         self.loop, self.accelerator, self.accumulates = loop, accelerator, accumulates
-        self.own = {name: getattr(accelerator, name) for name in _METHODS}
-        for name in _METHODS:
+        self.splits = accumulates and loop.accumulation_steps > 1
+        names = _METHODS if loop.choose().applies else _ACCUMULATING
+        self.own: dict[str, Any] = {name: getattr(accelerator, name) for name in names}
+        for name in names:
             setattr(accelerator, name, getattr(self, name))
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,9 +66,15 @@ class BoundAccelerator:
             self.loop.scaler.unscale_once_(_raw(each))
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
-        """Go backward; the last micro-batch of a partial update makes it a mean."""
-        if self.accumulates and self.accelerator.sync_gradients:
-            loss = loss * self.loop.complete_before_backward()
+        """Go backward; the last micro-batch of a partial update makes it a mean.
+
+        Outside of `accumulate()` the script accumulates by itself, and divides its losses.
+        """
+        if self.splits:
+            if not self.loop.seen:
+                loss = loss * self.loop.accumulation_steps
+            elif self.accelerator.sync_gradients:
+                loss = loss * self.loop.complete_before_backward()
         self.own["backward"](loss, **kwargs)
         self.loop.note_loss(loss, divided=not self.accumulates)
 
@@ -74,6 +86,14 @@ class BoundAccelerator:
             yield
         if self.accelerator.sync_gradients:
             self.loop.end_update()
+
+    @contextmanager
+    def autocast(self, autocast_handler: Any = None) -> Iterator[None]:
+        """Open the profile's autocast; a handler that switches it off does."""
+        handler = autocast_handler or self.accelerator.autocast_handler
+        is_off = handler is not None and not handler.enabled
+        with self.loop.float32() if is_off else self.loop.cast():
+            yield
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
         """Load a state that was saved without a loss scale as well: the scale stays as it is."""

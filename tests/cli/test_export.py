@@ -45,6 +45,7 @@ NOWHERE = "float32_modules (head); alignment (wide); memory_format (channels_las
             {
                 "train_micro_batch_size_per_gpu": 16,
                 "gradient_accumulation_steps": 4,
+                "gradient_clipping": 0.0,
                 "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
             },
             f"{NOWHERE}; compile (torch.compile); fused_optimizer (True); threads (2)",
@@ -69,6 +70,7 @@ NOWHERE = "float32_modules (head); alignment (wide); memory_format (channels_las
             {
                 "train_micro_batch_size_per_gpu": 8,
                 "gradient_accumulation_steps": 1,
+                "gradient_clipping": 0.0,
                 "torch_autocast": {"enabled": True, "dtype": "float16"},
             },
             "loss_scale (its rule)",

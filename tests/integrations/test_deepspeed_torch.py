@@ -30,6 +30,7 @@ def test_settings_are_those_of_the_profile() -> None:
     assert config(Recipe(batch_size=8)) == {
         "train_micro_batch_size_per_gpu": 8,
         "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,  # left out it is 1.0
     }
 
 

@@ -51,8 +51,7 @@ class TrainerPlugin(Plugin):
         """Make an update: gradients, their mean, hooks and clipping, and the step."""
         result = closure()
         automatic = model.automatic_optimization
-        if result is None and automatic:  # the training step gave no loss
-            self.loop.end_update()
+        if result is None and automatic and not self.loop.seen:  # no micro-batch gave a loss
             return None
         self.loop.scaler.unscale_once_(optimizer)
         if automatic:

@@ -73,6 +73,34 @@ def island_state(device_type: str) -> torch.autocast:
     return torch.autocast(device_type, MARKER, enabled=False)
 
 
+def call_under(
+    state: tuple[str, torch.dtype, bool],
+    called: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call under a state of autocast: a kind of device, a dtype, on or off.
+
+    As in `torch.autocast`, which finds out in every call what the device can do: that takes longer
+    than many a layer. What torch.compile or torch.export takes down has to be torch's own.
+    """
+    kind, dtype, is_on = state
+    if torch.compiler.is_compiling() or torch._C._is_torch_function_mode_enabled():
+        with torch.autocast(kind, dtype, enabled=is_on):
+            return called(*args, **kwargs)
+    was_on, before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    torch.set_autocast_enabled(kind, is_on)
+    torch.set_autocast_dtype(kind, dtype)
+    torch.autocast_increment_nesting()
+    try:
+        return called(*args, **kwargs)
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(kind, was_on)
+        torch.set_autocast_dtype(kind, before)
+
+
 class CachedCasts:
     """Keeps what autocast cached without gradients from a call that needs them.
 
@@ -111,8 +139,8 @@ class Float32Island(ForwardWrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the own code in float32, if autocast is on."""
         if torch.is_autocast_enabled(self.device_type):
-            with island_state(self.device_type):
-                return self.call(*to_float32(args), **to_float32(kwargs))
+            state = self.device_type, MARKER, False
+            return call_under(state, self.call, to_float32(args), to_float32(kwargs))
         if in_island(self.device_type):
             return self.call(*to_float32(args), **to_float32(kwargs))
         return self.call(*args, **kwargs)
@@ -129,10 +157,12 @@ class BackToAutocast(ForwardWrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under autocast again, if an island is calling."""
-        if not in_island(self.device_type):
-            return self.call(*args, **kwargs)
-        with torch.autocast(self.device_type, self.dtype):
-            result = self.call(*args, **kwargs)
+        kind = self.device_type
+        if torch.is_autocast_enabled(kind) or not in_island(kind):
+            if self.inner is None:  # as `call` does: most modules of a model come by here
+                return type(self.module).forward(self.module, *args, **kwargs)
+            return self.inner(*args, **kwargs)
+        result = call_under((kind, self.dtype, True), self.call, args, kwargs)
         return results_to_float32(result, self.named, given=(args, kwargs))
 
 
@@ -206,8 +236,8 @@ class AutocastCalls(ForwardWrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under autocast."""
-        with torch.autocast(self.device_type, self.dtype, enabled=self.is_on):
-            return self.call(*args, **kwargs)
+        state = self.device_type, self.dtype, self.is_on
+        return call_under(state, self.call, args, kwargs)
 
 
 def own_autocast(model: nn.Module) -> AutocastCalls | None:
