@@ -91,8 +91,9 @@ def apply_profile(
 
     Under a 16-bit policy the training is checked while it goes on: at updates 1, 100, 200, 400,
     800 and so on, at most `watch_every` apart, one micro-batch is computed once more in float32.
-    If two checks in a row are not what float32 computes, `watch="warn"` names the modules,
-    "float32" keeps them in float32 from the next update on, and "raise" raises `AutoprecError`;
+    If two checks in a row are not what float32 computes, or one beyond all that noise does,
+    `watch="warn"` names the modules, "float32" keeps them so from the next update on, and "raise"
+    raises `AutoprecError`;
     False checks nothing. The checks are in the result's `watched`.
 
     "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With

@@ -5,9 +5,9 @@
 Every pair of task and policy of which long runs say what becomes trains for a thousand updates in a
 loop that uses apply_profile, float16 at the loss scale that a proof chooses, as the long runs have
 one that is found by hand; every 50th update is checked. The limits of the checks were chosen on
-other trainings, those of tests/backends/torch/watch. An alarm is a fault in two checks in a row.
-What breaks in its first steps is the check's before training; it is here to see that this one would
-tell it as well. What breaks late is a matter of `late_breaks`.
+other trainings, those of tests/backends/torch/watch. An alarm is a fault in two checks in a row, or
+one that noise cannot excuse. What breaks in its first steps is the check's before training; it is
+here to see that this one would tell it as well. What breaks late is a matter of `late_breaks`.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ def watched(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield (
         f"{where(found)}, seed {found['seed']}: {found['updates']} updates each, every "
-        f"{found['every']}th checked. An alarm is a fault in two checks in a row."
+        f"{found['every']}th checked. An alarm is a fault in two checks in a row, or one that "
+        "noise cannot excuse."
     )
     yield ""
     lines = list(watched_table(found["rows"]))

@@ -72,14 +72,21 @@ class CheckLog:
         """Return whether a check's fault may be that of the check before."""
         return step.repeats(self._fault_before)
 
-    def is_second_fault(
-        self, step: WatchedStep, size: int, *, failed: bool, repeats: bool, undecided: bool
+    def is_acted_on(
+        self,
+        step: WatchedStep,
+        size: int,
+        *,
+        failed: bool,
+        repeats: bool,
+        undecided: bool,
+        certain: bool,
     ) -> bool:
-        """Plan the next check; note this one unless it is the second fault in a row.
+        """Plan the next check; note this one unless it is to be given to `act`.
 
-        That one is to be given to `act`. After a fault, and where a check is `undecided`, the next
-        one comes soon. `size` is the batch's elements; whether a check `failed`, `repeats` the
-        fault before, or is undecided, is what any rank found.
+        That is the second fault in a row, or one that is `certain`. After a fault, and where a
+        check is `undecided`, the next one comes soon. `size` is the batch's elements; whether a
+        check `failed`, `repeats` the fault before, and so on, is what any rank found.
         """
         soon = min(CONFIRM_AFTER, self._every)
         self.due = next_check(step.updates, self._every)
@@ -90,7 +97,7 @@ class CheckLog:
             self._failed_size, self._fault_before = size, step
         elif not undecided:
             self._failed, self._failed_size, self._fault_before = 0, 0, None
-        if self._failed < FAILED_IN_A_ROW:
+        if self._failed < FAILED_IN_A_ROW and not certain:
             self.steps.append(step)
             return False
         self._failed = self._failed_size = 0

@@ -34,7 +34,7 @@ WAITED_FOR = 100
 """Updates that a check after a failed one waits for a batch that is as large."""
 
 FAILED_IN_A_ROW = 2
-"""So many checks that fail one after the other are acted on."""
+"""So many checks that fail one after the other are acted on, unless one is certain by itself."""
 
 ALLOWED_OF_OUTPUTS = 0.25
 """How far outputs may be from float32's, relative to how they vary over the batch."""
@@ -53,7 +53,7 @@ MOST_NAMED = 3
 """The most modules that a message names."""
 
 
-_LOSS_IS = "loss is"
+_LOSS_IS, _OUTPUTS_ARE = "loss is", "outputs are"
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,13 @@ class WatchedStep:
         return losses[0] * losses[1] > 0.0 or max(map(abs, losses)) > most
 
     @property
+    def is_certain(self) -> bool:
+        """Return whether a fault needs no second check: outputs that noise cannot excuse."""
+        if not self.problem or _OUTPUTS_ARE not in self.problem:
+            return False
+        return self.outputs is None or self.outputs > NOTHING_LEFT
+
+    @property
     def _only_loss(self) -> bool:
         return _LOSS_IS in self.problem
 
@@ -202,7 +209,7 @@ def judge(
     outputs = finer * max((each.outputs for each in noise), default=0.0)
     limit = max(ALLOWED_OF_OUTPUTS, min(NOTHING_LEFT, tolerance.loss_null * outputs))
     if found.outputs > limit:
-        return _away("outputs are", found.outputs, limit)
+        return _away(_OUTPUTS_ARE, found.outputs, limit)
     gradient = finer * max((each.gradient for each in noise), default=0.0)
     limit = max(tolerance.gradient, min(NOTHING_LEFT, tolerance.gradient_null * gradient))
     zeros = f"; {percent(found.vanished)} of it is 0" if found.vanished > tolerance.loss else ""

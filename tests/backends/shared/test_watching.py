@@ -19,9 +19,11 @@ def log(action: Any = "warn", every: int = 50) -> CheckLog:
     return CheckLog(Policy.MIXED_BFLOAT16, action, every)
 
 
-def failed(checks: CheckLog, update: int, size: int = 8) -> bool:
+def failed(checks: CheckLog, update: int, size: int = 8, *, certain: bool = False) -> bool:
     step = WatchedStep(update, 8, 8, problem=FAULT)
-    return checks.is_second_fault(step, size, failed=True, repeats=True, undecided=False)
+    return checks.is_acted_on(
+        step, size, failed=True, repeats=True, undecided=False, certain=certain
+    )
 
 
 def nothing_kept(paths: tuple[str, ...]) -> None:
@@ -30,7 +32,9 @@ def nothing_kept(paths: tuple[str, ...]) -> None:
 
 def passed(checks: CheckLog, update: int, *, undecided: bool = False) -> bool:
     step = WatchedStep(update, 8, 8)
-    return checks.is_second_fault(step, 8, failed=False, repeats=False, undecided=undecided)
+    return checks.is_acted_on(
+        step, 8, failed=False, repeats=False, undecided=undecided, certain=False
+    )
 
 
 def test_the_second_fault_in_a_row_is_to_be_acted_on() -> None:
@@ -40,6 +44,12 @@ def test_the_second_fault_in_a_row_is_to_be_acted_on() -> None:
     assert not failed(checks, 51)
     assert failed(checks, 61)
     assert [each.updates for each in checks.steps] == [1, 11, 51]
+
+
+def test_a_certain_fault_is_acted_on_at_once() -> None:
+    checks = log()
+    assert failed(checks, 1, certain=True)
+    assert not failed(checks, 11)
 
 
 def test_what_is_undecided_clears_no_fault() -> None:
@@ -55,7 +65,9 @@ def test_losses_off_to_both_sides_are_no_fault_that_lasts() -> None:
     def loss_off(update: int, loss: float) -> bool:
         step = WatchedStep(update, 8, 8, loss=loss, problem="its loss is away from float32's")
         again = checks.repeats(step)
-        return checks.is_second_fault(step, 8, failed=True, repeats=again, undecided=False)
+        return checks.is_acted_on(
+            step, 8, failed=True, repeats=again, undecided=False, certain=False
+        )
 
     acted = [loss_off(1 + 10 * i, loss) for i, loss in enumerate((0.024, -0.02, 0.03, 0.03))]
     assert acted == [False, False, False, True]

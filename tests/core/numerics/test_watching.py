@@ -190,6 +190,24 @@ def test_a_check_keeps_what_it_found() -> None:
     assert judged(Policy.MIXED_FLOAT16, replace(HEALTHY, loss=None), None)[0].loss is None
 
 
+@pytest.mark.parametrize(
+    ("changed", "certain"),
+    [
+        ({}, False),
+        ({"outputs": 0.6}, False),
+        ({"outputs": 0.95}, True),
+        ({"outputs": math.inf}, True),
+        ({"gradient": 2.0}, False),
+        ({"outputs": 0.1, "loss": 0.9}, False),
+    ],
+)
+def test_outputs_of_which_nothing_is_left_need_no_second_check(
+    changed: dict[str, float], certain: bool
+) -> None:
+    step, _ = judged(Policy.MIXED_BFLOAT16, replace(HEALTHY, **changed), [HEALTHY])  # type: ignore[arg-type]
+    assert step.is_certain is certain
+
+
 def test_noise_is_asked_for_where_there_is_doubt_and_what_it_does_not_say_is_said() -> None:
     away = replace(HEALTHY, outputs=0.6)
     assert judged(Policy.MIXED_BFLOAT16, HEALTHY, None)[0].not_checked == ""

@@ -86,6 +86,14 @@ def test_a_second_seed_is_not_trained_where_it_cannot_change_the_verdict(known, 
         assert verdict.verdict == "rejected"
 
 
+@pytest.mark.parametrize(("worse", "verdict"), [(0.01, "equal"), (0.3, "rejected")])
+def test_the_tasks_own_evaluation_decides_as_well(worse, verdict):
+    found = Proof(FakeTracer(metric=0.9, worse=worse), steps=30).prove(BFLOAT16)
+    assert found.verdict == verdict
+    if verdict == "rejected":
+        assert found.reason == "evaluate(model) gives 0.6 where float32 reaches 0.9"
+
+
 def test_a_trajectory_that_leaves_float32_is_rejected():
     assert Proof(FakeTracer(error=0.01)).prove(BFLOAT16).verdict == "rejected"
 

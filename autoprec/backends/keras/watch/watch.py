@@ -107,12 +107,13 @@ class Watch:
         )
         step = check.made(WatchedStep(self.updates))
         self._log.note_loss(check.loss)
-        if self._log.is_second_fault(
+        if self._log.is_acted_on(
             step,
             size,
             failed=bool(step.problem),
             repeats=self._log.repeats(step),
             undecided=check.undecided,
+            certain=step.is_certain,
         ):
             applied = vars(model)[RECIPE_ATTRIBUTE]
 

@@ -203,14 +203,16 @@ class Watch:
                 compiled=self._called() is not root or any(map(is_compiled, root.modules())),
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
-            mine = bool(step.problem), self._log.repeats(step), check.undecided
-            failed, repeats, undecided = map(any, zip(*self._of_all_ranks(mine), strict=True))
-            acts = self._log.is_second_fault(
+            mine = bool(step.problem), self._log.repeats(step), check.undecided, step.is_certain
+            found = self._of_all_ranks(mine)
+            failed, repeats, undecided, certain = map(any, zip(*found, strict=True))
+            acts = self._log.is_acted_on(
                 step,
                 call.size,
                 failed=failed,
                 repeats=repeats,
                 undecided=undecided,
+                certain=certain,
             )
             if acts:
                 modules = check.mending(
