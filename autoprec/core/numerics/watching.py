@@ -53,7 +53,7 @@ MOST_NAMED = 3
 """The most modules that a message names."""
 
 
-_LOSS_IS, _OUTPUTS_ARE = "loss is", "outputs are"
+_LOSS_IS = "loss is"
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,7 @@ class WatchedStep:
     @property
     def is_certain(self) -> bool:
         """Return whether a fault needs no second check: outputs that noise cannot excuse."""
-        if not self.problem or _OUTPUTS_ARE not in self.problem:
-            return False
-        return self.outputs is None or self.outputs > NOTHING_LEFT
+        return bool(self.problem) and (self.outputs is None or self.outputs > NOTHING_LEFT)
 
     @property
     def _only_loss(self) -> bool:
@@ -209,7 +207,7 @@ def judge(
     outputs = finer * max((each.outputs for each in noise), default=0.0)
     limit = max(ALLOWED_OF_OUTPUTS, min(NOTHING_LEFT, tolerance.loss_null * outputs))
     if found.outputs > limit:
-        return _away(_OUTPUTS_ARE, found.outputs, limit)
+        return _away("outputs are", found.outputs, limit)
     gradient = finer * max((each.gradient for each in noise), default=0.0)
     limit = max(tolerance.gradient, min(NOTHING_LEFT, tolerance.gradient_null * gradient))
     zeros = f"; {percent(found.vanished)} of it is 0" if found.vanished > tolerance.loss else ""
