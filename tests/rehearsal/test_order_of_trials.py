@@ -94,7 +94,7 @@ def test_a_plan_says_that_float16_waits_and_not_where_it_is_named(rehearse: Any)
 def test_graphs_are_refused_where_the_batch_is_split(tuned: Any) -> None:
     profile, shown = tuned("graphs").profile(), tuned("graphs").shown
     lost = "a split batch's gradients do not survive the CUDA graphs of that mode"
-    assert f"knob compile_mode: reduce-overhead left out: {lost}" in shown
+    assert f"setting compile_mode: reduce-overhead left out: {lost}" in shown
     refused = {each.candidate: each.reason for each in profile.evidence.refusals}
     assert refused["compile_mode reduce-overhead"].startswith(lost)
     assert profile.recipe.accumulation_steps == 4
