@@ -86,14 +86,9 @@ def _map_mapping(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
             changed[key] = new
     if not changed:
         return value
-    if torch.compiler.is_compiling() and dataclasses.is_dataclass(value):
-        # Hugging Face's outputs, whose copy holds some of them if torch.compile makes it
-        names = [field.name for field in dataclasses.fields(value)]
-        made: Any = type(value)
-        return made(**{name: changed.get(name, getattr(value, name)) for name in names})
     result = dict(value) if type(value) is dict else copy.copy(value)
-    for key, item in changed.items():
-        result[key] = item
+    for key, item in value.items():  # a copy that torch.compile makes does not hold all of them
+        result[key] = changed.get(key, item)
     return result
 
 
