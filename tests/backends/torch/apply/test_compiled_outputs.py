@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -22,9 +21,9 @@ class Model(nn.Module):
         super().__init__()
         self.head = nn.Linear(8, 4)
 
-    def forward(self, inputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor) -> Outputs:
         logits = self.head(inputs)
-        return Outputs(loss=nn.functional.mse_loss(logits.float(), inputs[:, :4]), logits=logits)
+        return Outputs(loss=logits.float().sum(), logits=logits)
 
 
 def test_a_compiled_models_mapping_keeps_what_was_float32_already() -> None:
