@@ -108,7 +108,7 @@ def main() -> None:
     head = machine()
     output = arguments.output or RESULTS / f"after_others-{head['date']}-{head['family']}.jsonl"
     pairs, turns, seconds = (1, 1, 0.05) if arguments.quick else (arguments.pairs, TURNS, SECONDS)
-    target = Target(probe(device="cpu").devices[0].facts, {}, lambda known: known)
+    target = Target(probe(device="cpu").devices[0].facts, {}, lambda known, _: known)
     print("task         after others over alone   alone over alone")
     for name in arguments.tasks:
         job = TuningJob(TaskSource(TASKS / f"{name}.py"), target, Options(), lambda event: None)

@@ -190,7 +190,7 @@ def real(model: str, setting: Setting) -> Rows:
 def grid(task: str, setting: Setting) -> Rows:
     """Every policy in alternation, plain and compiled, at one batch and the tuned loss scale."""
     facts = setting.facts
-    target = Target(facts, {}, lambda known: known)
+    target = Target(facts, {}, lambda known, _: known)
     job = TuningJob(TaskSource(TASKS / f"{task}.py"), target, Options(), lambda event: None)
     recipes = list(grid_recipes(task, setting, facts))
     running, failed, rates, peaks = list(recipes), {}, {}, {}

@@ -47,7 +47,7 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
             output=folder / "profile.yaml",
             storage=str(folder / "study.journal"),
         )
-        target = Target(facts, {}, lambda known: known)
+        target = Target(facts, {}, lambda known, _: known)
         job = TuningJob(TaskSource(path), target, Options(), lambda event: None)
         mended = replace(profile.recipe, forced=False)
         plain = replace(mended, float32_modules=())

@@ -161,7 +161,7 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
                 storage=str(Path(folder) / "study.journal"),
                 wait=True,
             )
-            target = Target(facts, {}, lambda known: known)
+            target = Target(facts, {}, lambda known, _: known)
             job = TuningJob(
                 TaskSource(task), target, options, lambda event: None, start=InProcessWorker
             )

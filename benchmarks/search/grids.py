@@ -69,7 +69,7 @@ def make_job(path: Path, folder: Path, wide: bool = False) -> tuple[TuningJob, S
     seen = probe(device="cpu")
     facts, names = seen.devices[0].facts, [framework.name for framework in seen.frameworks]
     facts = with_measurements(facts, matmul_timing.measure(facts, names))
-    target = Target(facts, {}, lambda known: known)
+    target = Target(facts, {}, lambda known, _: known)
     job = TuningJob(
         TaskSource(path),
         target,

@@ -103,7 +103,6 @@ def test_float16_is_tried_where_bfloat16_is_refused_by_its_proof(tuned: Any) -> 
     proofs = [e for e in events if isinstance(e, Stage) and e.name == "proof"]
     named = [event.detail for event in proofs if "bfloat16" in event.detail]
     assert len(named) == len(set(named))  # what was refused is not proven again
-    assert profile.evidence.proof_seconds > 0
 
 
 def test_float16_is_tried_where_what_bfloat16_needs_in_float32_costs_its_gain(tuned: Any) -> None:
