@@ -160,8 +160,12 @@ class WatchedStep:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether a fault needs no second check: outputs that noise cannot excuse."""
-        return bool(self.problem) and (self.outputs is None or self.outputs > NOTHING_LEFT)
+        """Return whether a fault needs no second check: outputs that noise cannot excuse.
+
+        At the first update outputs may say nothing yet.
+        """
+        lost = self.outputs is None or self.outputs > NOTHING_LEFT
+        return bool(self.problem) and lost and self.updates > 1
 
     @property
     def _only_loss(self) -> bool:

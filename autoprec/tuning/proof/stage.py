@@ -208,11 +208,15 @@ def _prove_all(
 def is_float16_next(search: SearchResult, proof: ProofResult) -> bool:
     """Say whether float16 has waited in vain: bfloat16 was refused, or gains nothing.
 
-    That may be for what it needs in float32. Where another policy passed that is faster than
-    bfloat16, float16 would not be chosen either.
+    What it needs in float32 has to leave it a gain that is sure. Where another policy passed that
+    is faster than bfloat16, float16 would not be chosen either.
     """
     bfloat16 = Policy.MIXED_BFLOAT16
-    own = [each.rate for each in proof.proven if each.recipe.policy is bfloat16]
+    own = [
+        each.rate / (1.0 + SPEED.search_ratio_error * bool(each.recipe.float32_modules))
+        for each in proof.proven
+        if each.recipe.policy is bfloat16
+    ]
     refused = any(each.candidate == bfloat16.value for each in proof.refusals)
     fails = max(own) <= _best_rate(search, Policy.FLOAT32) if own else refused
     return _waits(search) and fails

@@ -25,6 +25,7 @@ from autoprec.backends.keras.train.task_runner import (
     on_tensorflow,
     step_function,
 )
+from autoprec.core.numerics.output_scale import scale_of
 from autoprec.errors import TaskError
 
 MAX_ELEMENTS = 1 << 16
@@ -185,12 +186,12 @@ def outputs_error(candidate: Sequence[Outputs], reference: Sequence[Outputs]) ->
         known = np.nan_to_num(theirs, nan=0.0, posinf=0.0, neginf=0.0)
         spread += _square(known - known.mean(0, keepdims=True) if len(known) > 1 else known)
         size += _square(known)
-    total = spread or size
+    scale = scale_of(spread**0.5, size**0.5)
     if not difference < float("inf"):
         return None
     if difference == 0.0:
         return 0.0
-    return float((difference / total) ** 0.5) if total else None
+    return float(difference**0.5 / scale) if scale else None
 
 
 def _rows(parts: Sequence[Outputs], index: int, *, stacked: bool) -> Any:

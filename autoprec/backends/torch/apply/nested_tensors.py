@@ -117,7 +117,18 @@ def copy_deeply(value: Any) -> Any:
     for tensor in tensors_in(value):
         if tensor.is_nested or _is_part(tensor):
             parts[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return copy.deepcopy(value, parts)
+    try:
+        return copy.deepcopy(value, parts)
+    except Exception:  # attributes of a batch that are its entries: a KeyError for "__deepcopy__"
+        return _copy_items(value)
+
+
+def _copy_items(value: Any) -> Any:
+    """Copy containers and objects one by one, and their tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    items = items_in(value)
+    return with_items(value, {key: _copy_items(item) for key, item in items}) if items else value
 
 
 def _is_part(tensor: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 from autoprec.backends.torch.apply.model_changes import COMPILED_CALL
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.train.model_state import stored_values
+from autoprec.core.numerics.output_scale import scale_of
 
 MAX_ELEMENTS = 1 << 22
 """How many elements of one output are kept at most."""
@@ -120,12 +121,12 @@ def outputs_error(candidate: Parts, reference: Parts) -> float | None:
         difference += _least_difference(found, ours, theirs, _EXACT * _square(known))
         spread += _square(known - known.mean(0, keepdim=True) if len(known) > 1 else known)
         size += _square(known)
-    total = spread or size
+    scale = scale_of(spread**0.5, size**0.5)
     if not difference < float("inf"):
         return None
     if difference == 0.0:
         return 0.0
-    return float((difference / total) ** 0.5) if total else None
+    return float(difference**0.5 / scale) if scale else None
 
 
 def _least_difference(

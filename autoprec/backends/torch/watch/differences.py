@@ -9,13 +9,14 @@ import torch
 
 from autoprec.backends.torch.watch.caught_call import CaughtCall
 from autoprec.backends.torch.watch.repeated_call import Run
+from autoprec.core.numerics.output_scale import scale_of
 from autoprec.core.numerics.watching import Difference, GradientPair, compared_gradients
 
 _UNLIKE = 0.05
 """A repeated run this far from the call itself is of another computation: it keeps state that
 nothing here knows of, or draws elsewhere."""
 
-_FEWEST = 8
+_FEWEST = 16
 """Fewer samples do not tell how much of a loss's change is chance."""
 
 
@@ -73,7 +74,8 @@ def _outputs_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     if away == 0.0:
         return 0.0
     spread = theirs - theirs.mean(0, keepdim=True) if len(theirs) > 1 else theirs
-    size = float(torch.linalg.vector_norm(spread)) or float(torch.linalg.vector_norm(theirs))
+    norms = (float(torch.linalg.vector_norm(each)) for each in (spread, theirs))
+    size = scale_of(*norms)
     return away / size if size else math.inf
 
 

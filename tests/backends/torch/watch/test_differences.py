@@ -42,3 +42,14 @@ def test_without_a_row_for_each_of_many_samples_it_is_not_known() -> None:
     assert compared(0.1 * SIGNS.reshape(4, 4)).loss_error == 0.0
     assert compared(0.1 * SIGNS[:4], samples=4).loss_error == 0.0
     assert compared(torch.tensor(0.1)).loss_error == 0.0
+
+
+def test_outputs_that_do_not_vary_count_by_their_size() -> None:
+    """As those of a head that starts as its bias: what float32's rounding leaves is no scale."""
+    exact = torch.full((SAMPLES, 3), 0.5) + 1e-8 * torch.rand(SAMPLES, 3)
+    call: Any = SimpleNamespace(
+        loss=None, batch=SAMPLES, cut_gradient=lambda index, count: torch.ones_like(exact)
+    )
+    runs = (Run({0: exact * 1.002}, {}), Run({0: exact}, {}))
+    found = difference(*runs, call, samples=SAMPLES, share=1.0, floor=0.0)
+    assert found.outputs == pytest.approx(0.002, rel=1e-2)
