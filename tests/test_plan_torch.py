@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Planned:
     def plan(text: str, device: str, *words: str) -> str:
         task = tmp_path / "task.py"
         task.write_text(text, encoding="utf-8")
+        # a file of the same size, written in the same second, would be taken for the one before
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         assert main(["tune", str(task), "--plan", "--device", device, *words]) == 0
         assert {path.name for path in tmp_path.iterdir()} <= {"task.py", "__pycache__"}
         return capsys.readouterr().out

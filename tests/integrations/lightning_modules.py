@@ -63,7 +63,7 @@ def module_of(package: str, model: nn.Module | None = None, **settings: Any) -> 
         def on_before_optimizer_step(self, optimizer: Any) -> None:
             self.rates.append(optimizer.param_groups[0]["lr"])
             norms = [p.grad.norm() for p in self.parameters() if p.grad is not None]
-            self.norms.append(float(torch.stack(norms).norm()))
+            self.norms.append(float(torch.stack(norms).norm()) if norms else 0.0)
 
         def configure_optimizers(self) -> Any:
             make = settings.get("optimizer", momentum)

@@ -166,7 +166,7 @@ def test_a_feature_trains_as_under_lightnings_own_precision(
     made = plugin(Recipe(policy=policy, batch_size=8), package=package, watch=False)
     ours = trained(package, feature, made, tmp_path)
     if feature == "two loaders" and policy.mixed:  # autocast's cache adds up 16-bit gradients
-        assert ours[0] == pytest.approx(own[0], rel=2e-3)
+        assert ours[0] == pytest.approx(own[0], rel=2e-2)
         return
     assert ours[0] == own[0] != []
     pairs = zip(ours[1].state_dict().values(), own[1].state_dict().values(), strict=True)
