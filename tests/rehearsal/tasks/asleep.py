@@ -1,4 +1,4 @@
-"""One layer that takes as long as it is told to, for each precision.
+"""One layer that takes as long as it is told to, for each precision, and what trains it on digits.
 
 A pretended device shows no speed of its own. This one waits for its host below batch 256, and for
 larger batches as much longer as they are.
@@ -7,8 +7,9 @@ larger batches as much longer as they are.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import digits
 import torch
 from torch import Tensor, nn
 
@@ -35,3 +36,18 @@ class Asleep(nn.Module):
         time.sleep(max(host, self.seconds[dtype] * len(images) / BUSY_FROM))
         found: Tensor = self.layer(images)
         return found.flip(-1) * 3 if dtype in self.broken else found
+
+
+def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """SGD has few operators, each of which takes a while on a pretended device."""
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def build_data(batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield digits, flat."""
+    return digits.batches(batch_size, 64)
+
+
+def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy."""
+    return nn.functional.cross_entropy(outputs, targets)
