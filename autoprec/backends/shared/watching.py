@@ -109,12 +109,15 @@ class CheckLog:
         step: WatchedStep,
         modules: tuple[str, ...],
         keep: Callable[[tuple[str, ...]], None],
+        *,
+        lost: bool,
     ) -> None:
         """Warn of a fault, raise, or let `keep` keep modules in float32: all of them by none.
 
-        `modules` mend it; where a mended training fails again, all of them are kept.
+        `modules` mend it; where a mended training fails again, all of them are kept. Nothing mends
+        weights that are `lost`.
         """
-        if self._action == "float32":
+        if self._action == "float32" and not lost:
             kept = () if self.mended else modules
             done = named(kept) if kept else "the whole model"
             keep(kept)
@@ -122,17 +125,30 @@ class CheckLog:
             self.steps.append(replace(step, modules=modules, action=f"{done} in float32"))
             self._warn(f"{self._fault(step)}. From the next update on {done} is kept in float32")
             return
-        self.steps.append(replace(step, modules=modules, action=self._action))
+        action = "warn" if self._action == "float32" else self._action
+        self.steps.append(replace(step, modules=modules, action=action))
         if modules in self._told:
             return
         self._told.add(modules)
+        advice = self._advice_for(modules) if not lost else self._advice_for_lost_weights()
+        if self._action == "raise":
+            raise AutoprecError(f"{self._fault(step)}. To go on, {advice}. {_WHERE}")
+        meaning = "Nothing mends them" if lost else "It may not train as float32 does"
+        self._warn(f"{self._fault(step)}. {meaning}; {advice}")
+
+    def _advice_for(self, modules: tuple[str, ...]) -> str:
         advice = f"keep {named(modules)} in float32: float32_modules in the profile"
         if not modules:
             advice = "no few modules in float32 mend that, so train in float32"
-        advice += ', or say watch="float32" where the profile is applied'
-        if self._action == "raise":
-            raise AutoprecError(f"{self._fault(step)}. To go on, {advice}. {_WHERE}")
-        self._warn(f"{self._fault(step)}. It may not train as float32 does; {advice}")
+        return f'{advice}, or say watch="float32" where the profile is applied'
+
+    def _advice_for_lost_weights(self) -> str:
+        sound = [each.updates for each in self.steps if not (each.problem or each.not_checked)]
+        passed = f" (a check passed after {sound[-1] - 1} updates)" if sound else ""
+        return (
+            f"go back to weights that were saved before that{passed}, and train on in float32, or "
+            "with checks more often (watch_every)"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checks as plain values."""

@@ -54,6 +54,7 @@ MOST_NAMED = 3
 
 
 _LOSS_IS = "loss is"
+_LOST = "weights are not finite"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Difference:
     `loss_error` the standard error of that over the samples (0: it is not known).
     `gradient` is ||g - g32|| / ||g32|| over all parameters, `modules` the same for each module;
     `vanished` is the share of the elements of float32's gradient that are 0 in this one (NaN: the
-    gradient is not known). What is not finite although float32's is counts as infinity.
+    gradient is not known). What is not finite although float32's is counts as infinity. `lost` are
+    the modules whose own weights are not finite: nothing is known besides.
     """
 
     outputs: float = 0.0
@@ -74,6 +76,12 @@ class Difference:
     modules: Mapping[str, float] = field(default_factory=dict)
     vanished: float = 0.0
     loss_error: float = 0.0
+    lost: tuple[str, ...] = ()
+
+    @classmethod
+    def without_weights(cls, lost: Sequence[str]) -> Difference:
+        """Return what is found where the weights of the modules `lost` are not finite."""
+        return cls(outputs=math.inf, gradient=math.inf, vanished=math.nan, lost=tuple(lost))
 
     @property
     def overflows_backward_only(self) -> bool:
@@ -168,6 +176,11 @@ class WatchedStep:
         return bool(self.problem) and lost and self.updates > 1
 
     @property
+    def is_lost(self) -> bool:
+        """Return whether weights are not finite, which no precision mends from there."""
+        return _LOST in self.problem
+
+    @property
     def _only_loss(self) -> bool:
         return _LOSS_IS in self.problem
 
@@ -206,6 +219,8 @@ def judge(
     and down so much that it may be chance.
     """
     finer = min(1.0, max(MIN_NOISE_SHARE, roundoff / NOISE_ROUNDOFF))
+    if found.lost:
+        return f"{_LOST} in {named(found.lost)}"
     if not math.isfinite(found.outputs):
         return "its outputs are not finite, and float32's are"
     outputs = finer * max((each.outputs for each in noise), default=0.0)

@@ -13,7 +13,7 @@ import pytest
 
 from autoprec import Recipe, apply_profile
 from autoprec.core.recipe import LossScale
-from autoprec.errors import AutoprecError
+from autoprec.errors import AutoprecError, AutoprecWarning
 from benchmarks.numerics.late_breaks import BFLOAT16, FLOAT16, QUICK, RECIPES, Pace
 from benchmarks.numerics.late_breaks_keras import data, trained
 
@@ -80,7 +80,7 @@ def test_a_late_break_is_told_and_mended(name: str) -> None:
     checks = precision.watched
     assert not checks[0].problem, "healthy at first"
     acted = [index for index, each in enumerate(checks) if each.action]
-    assert acted, checks
+    assert acted, "\n".join(map(str, checks))
     assert "is kept in float32" in said[0]
     after = checks[acted[-1] + 1 :]
     assert len(after) >= 2
@@ -98,6 +98,22 @@ def test_a_batch_that_overflows_now_and_then_is_looked_for() -> None:
     assert any("is kept in float32" in str(each.message) for each in said)
     failed = [each.updates for each in precision.watched if each.problem]
     assert failed == [211]
+
+
+def test_weights_that_are_lost_between_two_checks_are_told_of() -> None:
+    """Float32 gives what is not finite there as well, so that there is nothing to compare."""
+    keras.utils.set_random_seed(0)
+    model = healthy()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    precision = apply_profile(BFLOAT16, model=model, watch="float32", watch_every=2)
+    inputs, targets = data(48)
+    model.fit(inputs, targets, batch_size=8, verbose=0)
+    model.layers[-1].bias.assign([0.0, np.nan])
+    lost = f"after 6 updates .* weights are not finite in {model.layers[-1].name}. Nothing mends"
+    with pytest.warns(AutoprecWarning, match=lost):
+        model.fit(inputs[:8], targets[:8], batch_size=8, verbose=0)
+    assert [bool(each.problem) for each in precision.watched] == [False, False, False, True]
+    assert precision.state_dict()["watch"]["float32_modules"] == []
 
 
 def test_what_mends_is_few_layers() -> None:

@@ -98,8 +98,8 @@ def test_a_fault_is_told_once_and_where_to_look() -> None:
     checks, step = log(), WatchedStep(9, 8, 8, problem=FAULT)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        checks.act(step, ("a",), nothing_kept)
-        checks.act(step, ("a",), nothing_kept)
+        checks.act(step, ("a",), nothing_kept, lost=False)
+        checks.act(step, ("a",), nothing_kept, lost=False)
     (warning,) = said
     assert warning.category is AutoprecWarning
     for part in (
@@ -115,7 +115,24 @@ def test_a_fault_is_told_once_and_where_to_look() -> None:
 
 def test_it_can_raise() -> None:
     with pytest.raises(AutoprecError, match=r"train in float32.*autoprec verify PROFILE"):
-        log("raise").act(WatchedStep(9, problem=FAULT), (), nothing_kept)
+        log("raise").act(WatchedStep(9, problem=FAULT), (), nothing_kept, lost=False)
+
+
+@pytest.mark.parametrize("action", ["warn", "float32"])
+def test_lost_weights_are_told_of_and_nothing_is_kept_in_float32(action: Any) -> None:
+    checks = log(action)
+    assert not passed(checks, 1)
+    lost = WatchedStep(51, problem="weights are not finite in a")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        checks.act(lost, (), nothing_kept, lost=True)
+        checks.act(lost, (), nothing_kept, lost=True)
+    (said,) = [str(each.message) for each in told]
+    assert "after 50 updates in mixed_bfloat16 weights are not finite in a. Nothing mends" in said
+    assert "saved before that (a check passed after 0 updates)" in said
+    assert [each.action for each in checks.steps] == ["", "warn", "warn"]
+    with pytest.raises(AutoprecError, match="go back to weights that were saved before that, and"):
+        log("raise").act(lost, (), nothing_kept, lost=True)
 
 
 def test_what_is_mended_once_is_mended_whole_the_next_time() -> None:
@@ -123,8 +140,8 @@ def test_what_is_mended_once_is_mended_whole_the_next_time() -> None:
     kept: list[tuple[str, ...]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AutoprecWarning)
-        checks.act(WatchedStep(9, problem=FAULT), ("a", "b"), kept.append)
-        checks.act(WatchedStep(29, problem=FAULT), ("c",), kept.append)
+        checks.act(WatchedStep(9, problem=FAULT), ("a", "b"), kept.append, lost=False)
+        checks.act(WatchedStep(29, problem=FAULT), ("c",), kept.append, lost=False)
     assert kept == [("a", "b"), ()]
     said = [each.action for each in checks.steps]
     assert said == ["a, b in float32", "the whole model in float32"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from keras import ops
 
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
@@ -78,6 +79,8 @@ class Check:
 
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found."""
+        if lost := self._without_weights():
+            return self._judge.judged(step, Difference.without_weights(lost))
         try:
             low = self._run()
             with in_float32(low_units(self._units)):
@@ -141,6 +144,12 @@ class Check:
         known = math.inf if known is not None and math.isnan(known) else known
         outputs = math.inf if error is None else error
         return Difference(outputs, known, *_gradients(run, exact, self._paths()))
+
+    def _without_weights(self) -> list[str]:
+        """Return the paths of the layers whose own weights are not finite."""
+        weights = zip(self._paths(), self._model.trainable_variables, strict=True)
+        finite = [(path, ops.all(ops.isfinite(weight))) for path, weight in weights]
+        return list(dict.fromkeys(path for path, each in finite if not bool(each)))
 
     def _paths(self) -> list[str]:
         paths = {

@@ -122,7 +122,8 @@ class Watch:
                 self._kept = (*self._kept, *(paths or every))
                 applied.keep_in_float32(self._kept)
 
-            self._log.act(step, check.mending(), keep)
+            modules = () if step.is_lost else check.mending()
+            self._log.act(step, modules, keep, lost=step.is_lost)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checks, and what is kept in float32 because of them, as plain values."""

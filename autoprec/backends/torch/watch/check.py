@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.watch.caught_call import CaughtCall
-from autoprec.backends.torch.watch.differences import difference, is_repeated
+from autoprec.backends.torch.watch.differences import (
+    difference,
+    is_repeated,
+    modules_without_weights,
+)
 from autoprec.backends.torch.watch.live_islands import units_of
 from autoprec.backends.torch.watch.repeated_call import RepeatedCall, Run
 from autoprec.core.dtypes import Policy
@@ -67,6 +71,8 @@ class Check:
 
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found on as many samples as fit."""
+        if lost := modules_without_weights(self._root):
+            return self._judge.judged(step, Difference.without_weights(lost))
         while isinstance(found := _attempt(self._first_comparison), _Failed):
             if not found.full or not self._call.can_be_cut or self._samples < 2:
                 return replace(step, not_checked=found.why)

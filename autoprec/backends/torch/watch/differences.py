@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from autoprec.backends.torch.watch.caught_call import CaughtCall
 from autoprec.backends.torch.watch.repeated_call import Run
@@ -43,6 +44,24 @@ def difference(
         if math.isfinite(known) and math.isfinite(change):
             loss, error = change / size, _standard_error(changes, samples) / size
     return Difference(outputs, loss, *_gradients(run.gradients, exact.gradients), loss_error=error)
+
+
+def modules_without_weights(root: nn.Module) -> list[str]:
+    """Return the paths of the modules whose own weights are not finite.
+
+    Of sharded weights those that this process holds count.
+    """
+    weights = {
+        name: each.detach()
+        for name, each in root.named_parameters()
+        if each.is_floating_point() or each.is_complex()
+    }
+    local = {name: getattr(each, "_local_tensor", each) for name, each in weights.items()}
+    finite = [each.isfinite().all() for each in local.values() if each.device.type != "meta"]
+    if not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all()):
+        return []
+    lost = [name for name, each in local.items() if not bool(each.isfinite().all())]
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in lost))
 
 
 def is_repeated(run: Run, outputs: Mapping[int, torch.Tensor]) -> bool:

@@ -203,9 +203,15 @@ class Watch:
                 compiled=self._called() is not root or any(map(is_compiled, root.modules())),
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
-            mine = bool(step.problem), self._log.repeats(step), check.undecided, step.is_certain
-            found = self._of_all_ranks(mine)
-            failed, repeats, undecided, certain = map(any, zip(*found, strict=True))
+            mine = (
+                bool(step.problem),
+                self._log.repeats(step),
+                check.undecided,
+                step.is_certain,
+                step.is_lost,
+            )
+            found = zip(*self._of_all_ranks(mine), strict=True)
+            failed, repeats, undecided, certain, lost = map(any, found)
             acts = self._log.is_acted_on(
                 step,
                 call.size,
@@ -214,7 +220,7 @@ class Watch:
                 undecided=undecided,
                 certain=certain,
             )
-            if acts:
+            if acts and not lost:
                 modules = check.mending(
                     lambda more: self._set_islands(root, (*have, *more)),
                     lambda mends: all(self._of_all_ranks(mends)),
@@ -225,6 +231,7 @@ class Watch:
                 step,
                 modules,
                 lambda kept: self._set_islands(root, (*have, *kept) if kept else whole_model(root)),
+                lost=lost,
             )
 
     def _set_islands(self, root: nn.Module, paths: Sequence[str]) -> None:

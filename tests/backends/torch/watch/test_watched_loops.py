@@ -238,3 +238,24 @@ def test_many_skips_in_a_row_are_the_loss_scales_business() -> None:
     assert precision.counts.skipped > 8
     assert not any(each.problem or each.action for each in precision.watched)
     assert len(precision.watched) <= 1 + precision.counts.skipped // 4 + 3
+
+
+@pytest.mark.parametrize("watch", ["warn", "float32"])
+def test_weights_that_are_lost_between_two_checks_are_told_of(watch: str) -> None:
+    """Float32 gives what is not finite there as well, so that there is nothing to compare."""
+    model, _, precision = applied(watch=watch, watch_every=2)
+    data = batches()
+
+    def update() -> None:
+        inputs, targets = next(data)
+        precision.backward(nn.functional.mse_loss(precision.forward(inputs), targets))
+        precision.step()
+
+    for _ in range(4):
+        update()
+    with torch.no_grad():
+        model[2].bias[0] = torch.inf
+    with pytest.warns(AutoprecWarning, match="4 updates .* weights are not finite in 2. Nothing"):
+        update()
+    assert [bool(each.problem) for each in precision.watched] == [False, False, True]
+    assert precision.state_dict()["watch"]["float32_modules"] == []
