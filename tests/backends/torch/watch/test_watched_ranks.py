@@ -93,7 +93,7 @@ def test_where_one_rank_is_undecided_all_of_them_check_again_soon(
     """Ranks that plan different checks would wait for each other."""
 
     def of_all_ranks(self: Watch, mine: Any) -> list[Any]:
-        return [mine, (False, False, True, False)] if len(mine) == 4 else [mine]
+        return [mine, (False, False, True, False, False)] if len(mine) == 5 else [mine]
 
     monkeypatch.setattr(Watch, "_of_all_ranks", of_all_ranks)
     torch.manual_seed(0)
