@@ -23,7 +23,7 @@ from autoprec.backends.keras.apply.mixed_precision_advice import (
 )
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.dtypes import item_bytes
-from autoprec.backends.keras.measure.attempt import try_to_measure
+from autoprec.backends.shared.attempt import try_to_measure
 from autoprec.backends.keras.measure.batch_splitting import batch_of_model, splittable
 from autoprec.backends.keras.measure.step_graph import StepGraph, flops_by_unit, trace_step
 from autoprec.backends.keras.train.batch_dimension import count_samples

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.attempt import try_to_measure
 from autoprec.backends.shared.batch_splits import COMPARED_BATCHES
 from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
@@ -34,7 +35,6 @@ from autoprec.backends.torch.measure.step_costs import (
     run_pass,
     saved_bytes,
     slowest_operator,
-    try_to_measure,
 )
 from autoprec.backends.torch.measure.watched_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.train.batch_dimension import Samples
