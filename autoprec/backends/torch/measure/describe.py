@@ -29,6 +29,7 @@ from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.measure.batch_splitting import splittable
 from autoprec.backends.torch.measure.first_loss_check import check_first_loss
 from autoprec.backends.torch.measure.flops import OUTSIDE
+from autoprec.backends.torch.measure.observed_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.measure.step_costs import (
     kernels,
     operations,
@@ -36,7 +37,6 @@ from autoprec.backends.torch.measure.step_costs import (
     saved_bytes,
     slowest_operator,
 )
-from autoprec.backends.torch.measure.watched_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.batch_views import marks_of, survey
 from autoprec.backends.torch.train.task_precision import (
@@ -91,7 +91,7 @@ def describe(
     seconds, updating = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
     run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
-    length, kept = _watched(lambda: run_pass(task, model, batch, seed), model)
+    length, kept = _observed(lambda: run_pass(task, model, batch, seed), model)
     operator, operator_share = _slow_operator(task, model, batch, seed, device, seconds)
     flops = sum(counted.values())
     return replace(
@@ -197,7 +197,7 @@ def _time_one_step(
     return seconds, updating
 
 
-def _watched(run: Callable[[], None], model: nn.Module) -> tuple[int, bool]:
+def _observed(run: Callable[[], None], model: nn.Module) -> tuple[int, bool]:
     """Return how long attention's rows are, and whether outputs are kept; 0, False: not known."""
     found: list[int] = []
     kept, _ = try_to_measure(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autoprec.backends.shared.attempt import try_to_measure
 from autoprec.backends.torch.measure import describe, step_costs
 from tests.backends.torch.described import facts, pairs, small, task
 
