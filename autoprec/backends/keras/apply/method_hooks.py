@@ -63,8 +63,8 @@ def remove_hook(owner: Any, name: str, hook: Hook) -> None:
         object.__setattr__(owner, name, hook.original)
 
 
-class NewObjectWatch:
-    """Watches objects of a class, and of those below it, being made; `made` is told of each."""
+class NewObjects:
+    """Notices objects of a class, and of those below it, being made; `made` is told of each."""
 
     def __init__(self, kind: type, made: Callable[[Any], None]) -> None:
         original = kind.__init__  # type: ignore[misc]
