@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 
-class WatchedTapes:
+class NotedTapes:
     """What `GradientTape.gradient` returned since a watched optimizer's loss was scaled."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class WatchedTapes:
         self._found: list[tuple[Any, Any]] = []  # a source, its gradient
         self._original: Any = None
 
-    def watch(self, optimizer: Any) -> None:
+    def note_for(self, optimizer: Any) -> None:
         """Note what tapes return until this optimizer's update."""
         if keras.config.backend() != "tensorflow":
             return
@@ -79,7 +79,7 @@ class WatchedTapes:
 
 
 #: The one watch of this process: a tape does not know whose update its gradients are for.
-TAPES = WatchedTapes()
+TAPES = NotedTapes()
 
 
 def _graph_of(gradient: Any) -> Any:

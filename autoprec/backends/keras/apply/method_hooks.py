@@ -23,7 +23,9 @@ class Hook:
 
     def hook_method(self, original: Callable[..., Any]) -> None:
         """Take another method to be the one that is hooked."""
-        functools.update_wrapper(self, original)
+        functools.update_wrapper(self, original, updated=())
+        for name, mark in getattr(original, "__dict__", {}).items():
+            vars(self).setdefault(name, mark)  # another hook's own values are not marks
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

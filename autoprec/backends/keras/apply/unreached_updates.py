@@ -30,15 +30,13 @@ class UnreachedUpdates:
     """
 
     _active: ClassVar[list[UnreachedUpdates]] = []
-    _looked_at: ClassVar[weakref.WeakValueDictionary[int, Precision]] = (
-        weakref.WeakValueDictionary()
-    )
+    _noted: ClassVar[weakref.WeakValueDictionary[int, Precision]] = weakref.WeakValueDictionary()
 
     def __init__(self, precision: Precision, made: weakref.WeakSet[Any] | None = None) -> None:
         self._precision = weakref.ref(precision)
         self._made = made
         self._left = _LOOKS
-        self._looked_at[id(precision)] = precision
+        self._noted[id(precision)] = precision
         if not self._active:
             _install()
         self._active.append(self)
@@ -68,7 +66,7 @@ class UnreachedUpdates:
             return None
         if updated & {id(v) for layer in self._made for v in layer._trainable_variables}:
             return None
-        if any(updated & _trained_under(other) for other in list(self._looked_at.values())):
+        if any(updated & _trained_under(other) for other in list(self._noted.values())):
             return None  # a recipe of its own was applied to that model
         return (
             f"{optimizer.name} trains weights in float32 that the profile does not reach: their "
