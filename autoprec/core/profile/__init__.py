@@ -279,12 +279,12 @@ class Profile:
     @property
     def baseline(self) -> Recipe:
         """Return the plain float32 that the speed-up is over."""
-        base, ranks = self.evidence.baseline, self.recipe.distributed
-        return Recipe(
+        base = self.evidence.baseline
+        return replace(
+            self.recipe.in_float32(),
             policy=base.policy,
             batch_size=base.batch_size,
             accumulation_steps=base.accumulation_steps,
-            distributed=None if ranks is None else ranks.in_float32(),
         )
 
     def describe_baseline(self) -> str:
