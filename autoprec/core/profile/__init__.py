@@ -42,7 +42,7 @@ class BatchChoice:
     batch within 2 % of the most samples a second that the loader feeds, `fits` the largest that ran
     (None: nothing but one batch was to be tried). `loader_feeds` is in samples a second, by the
     loader's own time at the chosen batch (None: it takes none). `noise_scale` is the
-    gradient's, as the proof's float32 training showed it.
+    gradient's, as the check's float32 training showed it.
     """
 
     yours: int = bounded(low=1, high=_MOST)
