@@ -126,8 +126,7 @@ def _tune(given: Arguments, default_output: Path) -> Profile:
 def answer_quickly(given: Arguments) -> str:
     """Search for some seconds; say which recipe leads, and about how fast it is.
 
-    Nothing has checked that: recipes were timed once each, and none was checked. No profile is
-    written; a later `tune` of the same settings, which it takes, goes on from the trials. Raises as
+    Recipes were timed once each, and nothing has been checked. No profile is written; a later `tune` of the same settings, which it takes, goes on from the trials. Raises as
     `tune` does.
     """
     from autoprec.tuning.events import silent

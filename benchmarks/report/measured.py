@@ -52,8 +52,8 @@ which says nothing about speed or the device's own numerics.
 | other x86 CPUs | no result kept | probe replayed |
 | Arm CPU | nothing | probe replayed |
 | other NVIDIA GPUs, PyTorch | nothing | probe replayed; rehearsed 2026-11-24: seven tasks tuned, \
-checked and trained (GPT-2 of transformers among them), islands, out of memory, neighbours, faults, \
-a killed tuning, the torch examples and ten tasks of `tests/zoo` tuned |
+checked and trained (GPT-2 of transformers among them), islands, out of memory, neighbours, \
+faults, a killed tuning, the torch examples and ten tasks of `tests/zoo` tuned |
 | AMD, Intel and Apple GPU, PyTorch | nothing | probe replayed; rehearsed 2026-11-24: one task \
 tuned, checked and trained on each |
 | any GPU, Keras on TensorFlow | nothing | probe replayed; rehearsed 2026-11-24: what is decided \
