@@ -126,8 +126,8 @@ def _tune(given: Arguments, default_output: Path) -> Profile:
 def answer_quickly(given: Arguments) -> str:
     """Search for some seconds; say which recipe leads, and about how fast it is.
 
-    Recipes were timed once each, and nothing has been checked. No profile is written; a later `tune` of the same settings, which it takes, goes on from the trials. Raises as
-    `tune` does.
+    Recipes were timed once each, and nothing has been checked. No profile is written; a later
+    `tune` of the same settings, which it takes, goes on from the trials. Raises as `tune` does.
     """
     from autoprec.tuning.events import silent
     from autoprec.tuning.flow import tuner

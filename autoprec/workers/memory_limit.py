@@ -5,13 +5,11 @@ It may use what is free now, minus a reserve for everything else.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from autoprec.backends.shared.process_memory import keeps_freed_memory
+from autoprec.backends.shared.process_memory import keeps_freed_memory, sizes_in
 from autoprec.hardware.control_groups import memory_limits, parse_number, read_number
 from autoprec.hardware.machine import Machine
 from autoprec.workers.supervisor import available_bytes
@@ -115,12 +113,7 @@ def _uncounted_bytes() -> int:
     Less what it counts in vain where freed memory is kept: what was given back from within the heap
     (`malloc_trim`) stays address space.
     """
-    sizes: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name in ("RssFile", "RssShmem", "RssAnon", "VmSwap", "VmData"):
-                sizes[name] = int(value.split()[0]) * 1024
+    sizes = sizes_in("/proc/self/status")
     held = sizes.get("RssFile", 0) + sizes.get("RssShmem", 0)
     if not keeps_freed_memory():
         return held

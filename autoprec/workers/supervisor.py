@@ -23,6 +23,8 @@ import sys
 import time
 from pathlib import Path
 
+from autoprec.backends.shared.process_memory import sizes_in
+
 LINUX = sys.platform.startswith("linux")
 
 _POLL_SECONDS = 0.1
@@ -214,20 +216,12 @@ def resident_bytes(process: int) -> int:
 
 def proportional_bytes(process: int) -> int:
     """Return a process's proportional set size: forked children share most of their memory."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return resident_bytes(process)
+    return sizes_in(f"/proc/{process}/smaps_rollup").get("Pss") or resident_bytes(process)
 
 
 def available_bytes() -> int | None:
     """Return the bytes usable without swapping (MemAvailable, proc(5)); None if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    return sizes_in("/proc/meminfo").get("MemAvailable")
 
 
 def descendants_of(process: int) -> list[int]:
