@@ -16,7 +16,7 @@ import keras
 
 
 class NotedTapes:
-    """What `GradientTape.gradient` returned since a watched optimizer's loss was scaled."""
+    """What `GradientTape.gradient` returned since an optimizer's loss was scaled."""
 
     def __init__(self) -> None:
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -78,7 +78,7 @@ class NotedTapes:
         self._found.clear()
 
 
-#: The one watch of this process: a tape does not know whose update its gradients are for.
+#: The one of this process: a tape does not know whose update its gradients are for.
 TAPES = NotedTapes()
 
 

@@ -73,10 +73,10 @@ def kernels(
     task: Task, model: nn.Module, batch: Any, seed: int, samples: int
 ) -> tuple[Kernel, ...]:
     """List the kernels that one forward and backward pass runs."""
-    watch = _Kernels(model, samples)
-    with watch:
+    counting = _Kernels(model, samples)
+    with counting:
         run_pass(task, model, batch, seed)
-    return watch.counts.kernels()
+    return counting.counts.kernels()
 
 
 class _OperatorTimes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,11 +108,11 @@ def slowest_operator(
     """
     least: dict[str, float] = {}
     for _ in range(_TIMED_PASSES):
-        watch = _OperatorTimes(wait)
-        with watch:
+        timing = _OperatorTimes(wait)
+        with timing:
             run_pass(task, model, batch, seed)
-        least = {name: min(own, least.get(name, own)) for name, own in watch.seconds.items()}
-        if sum(watch.seconds.values()) > _LONG_PASS_SECONDS:
+        least = {name: min(own, least.get(name, own)) for name, own in timing.seconds.items()}
+        if sum(timing.seconds.values()) > _LONG_PASS_SECONDS:
             break
     return max(least.items(), key=lambda item: item[1], default=("", 0.0))
 
