@@ -1,7 +1,8 @@
-"""The public functions, and the only place where hardware, backends and tuning are wired together.
+"""The public functions: probe -> tune -> profile -> apply.
 
-Nothing inside autoprec imports this module except the command line. The data flow reads from top to
-bottom: probe -> tune -> profile -> apply.
+`tune`, `plan` and a cluster's tuning are wired together here; what the others do is in `applying`,
+`probing`, `verifying`, `reports` and `tracking`. Nothing inside autoprec imports this module except
+the command line.
 """
 
 from __future__ import annotations
