@@ -91,7 +91,7 @@ def describe(
     seconds, updating = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
     run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
-    length, kept = _observed(lambda: run_pass(task, model, batch, seed), model)
+    length, kept = _watched(lambda: run_pass(task, model, batch, seed), model)
     operator, operator_share = _slow_operator(task, model, batch, seed, device, seconds)
     flops = sum(counted.values())
     return replace(
@@ -197,7 +197,7 @@ def _time_one_step(
     return seconds, updating
 
 
-def _observed(run: Callable[[], None], model: nn.Module) -> tuple[int, bool]:
+def _watched(run: Callable[[], None], model: nn.Module) -> tuple[int, bool]:
     """Return how long attention's rows are, and whether outputs are kept; 0, False: not known."""
     found: list[int] = []
     kept, _ = try_to_measure(
