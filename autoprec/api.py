@@ -1,7 +1,8 @@
-"""The public functions, and the only place where hardware, backends and tuning are wired together.
+"""The public functions: probe -> tune -> profile -> apply.
 
-Nothing inside autoprec imports this module except the command line. The data flow reads from top to
-bottom: probe -> tune -> profile -> apply.
+`tune`, `plan` and a cluster's tuning are wired together here; what the others do is in `applying`,
+`probing`, `verifying`, `reports` and `tracking`. Nothing inside autoprec imports this module except
+the command line.
 """
 
 from __future__ import annotations
@@ -126,9 +127,8 @@ def _tune(given: Arguments, default_output: Path) -> Profile:
 def answer_quickly(given: Arguments) -> str:
     """Search for some seconds; say which recipe leads, and about how fast it is.
 
-    Nothing has checked that: recipes were timed once each, and none was proven. No profile is
-    written; a later `tune` of the same settings, which it takes, goes on from the trials. Raises as
-    `tune` does.
+    Recipes were timed once each, and nothing has been checked. No profile is written; a later
+    `tune` of the same settings, which it takes, goes on from the trials. Raises as `tune` does.
     """
     from autoprec.tuning.events import silent
     from autoprec.tuning.flow import tuner

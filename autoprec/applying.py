@@ -113,8 +113,13 @@ def apply_profile(
     surgeon = backend.surgeon()
     made = choose_recipe(profile, address, backend, strict=strict, fallback=fallback)
     if not made.applies:
-        leave = surgeon.stand_aside if in_worker() else surgeon.leave_unchanged
-        return leave(made.recipe, model=model, optimizers=optimizers, device=address)
+        return surgeon.leave_unchanged(
+            made.recipe,
+            model=model,
+            optimizers=optimizers,
+            device=address,
+            undo=not in_worker(),
+        )
     precision = surgeon.apply(
         made.recipe, model=model, optimizers=optimizers, device=address, facts=made.facts
     )

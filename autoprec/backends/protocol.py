@@ -304,19 +304,12 @@ class Surgeon(Protocol):
         """
 
     def leave_unchanged(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str, undo: bool
     ) -> Precision:
         """Return the Precision object of a float32 recipe, which changes nothing.
 
-        What was applied to the model before is undone.
-        """
-
-    def stand_aside(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Precision:
-        """Return the Precision object of a float32 recipe, which changes and undoes nothing.
-
-        What a tuning has applied to the model stays, and its autocast as well.
+        With `undo`, what was applied to the model before is undone. Without, it stays, and its
+        autocast as well: a tuning has applied it.
         """
 
 

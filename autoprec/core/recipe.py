@@ -179,6 +179,11 @@ class Recipe:
         """Return plain float32 at the same batch, for one process."""
         return Recipe(batch_size=self.batch_size, accumulation_steps=self.accumulation_steps)
 
+    def in_float32(self) -> Recipe:
+        """Return plain float32 at the same batch, on as many ranks with the same engine."""
+        ranks = None if self.distributed is None else self.distributed.in_float32()
+        return replace(self.plain(), distributed=ranks)
+
     def with_policy(self, policy: Policy) -> Recipe:
         """Return this recipe under another policy: its default loss scale, no islands or float8."""
         ranks = None if self.distributed is None else self.distributed.for_policy(policy)

@@ -1,6 +1,6 @@
 """What a tuning is doing now, in one line, and about how long it will take.
 
-The time left is an estimate from the trials so far: a search ends after about sixteen, a proof
+The time left is an estimate from the trials so far: a search ends after about sixteen, a check
 takes 200 steps or a minute. Comparison and confirmation open a session for a few recipes, which
 take turns; on a CPU each round of the confirmation does so in new processes.
 """

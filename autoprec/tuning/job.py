@@ -94,7 +94,7 @@ class TuningJob:
 
     @cached_property
     def contention_monitor(self) -> ContentionMonitor:
-        """Return what watches for other processes, and on a CPU waits until they pause."""
+        """Return what notices other processes, and on a CPU waits until they pause."""
         limit = _PATIENCE_SHARE * self.deadline.seconds
         patience = min(PATIENCE_SECONDS, limit) if self.on_cpu else 0.0
         return ContentionMonitor(lambda text: self.listener(Note(text, warning=True)), patience)

@@ -1,1 +1,1 @@
-"""Runs the user's code in child processes: starts, calls, watches and ends them."""
+"""Runs the user's code in child processes: starts, calls, times and ends them."""

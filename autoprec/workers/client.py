@@ -1,4 +1,4 @@
-"""The parent side of a worker: starts it, calls it, watches it, and ends it.
+"""The parent side of a worker: starts it, calls it, times it, and ends it.
 
 A call sends one message and waits for its answer. Progress (phase and step) restarts the phase's
 clock; a phase that makes no progress for longer than its allowance is a timeout, and everything the
@@ -36,8 +36,7 @@ from autoprec.workers.failures import (
     match_failure,
 )
 from autoprec.workers.handlers import LoadedTask, type_hints_of
-from autoprec.workers.memory_limit import memory_budget
-from autoprec.workers.server import ERROR_REPORT_BYTES
+from autoprec.workers.memory_limit import ERROR_REPORT_BYTES, memory_budget
 from autoprec.workers.task_source import TaskSource
 from autoprec.workers.timeouts import (
     FIRST_STEP_TIMEOUT_SECONDS,
@@ -110,7 +109,7 @@ class Worker:
                 "token": token.hex(),
                 "tuner": os.getpid(),
                 "memory_bytes": settings.memory_bytes,
-                "watch_bytes": settings.guard_bytes(),
+                "most_bytes": settings.guard_bytes(),
             }
             try:
                 # -P: a random.py in the current folder must not take the place of Python's own.

@@ -15,7 +15,7 @@ from autoprec.errors import TaskError, UserCodeError
 from autoprec.workers.sent_objects import receive
 from autoprec.workers.task_file import load_task, run_file, user_frames
 from autoprec.workers.task_source import TaskSource
-from autoprec.workers.training_calls import CallWatch
+from autoprec.workers.training_calls import AwaitedCall
 
 
 class Trains(BaseException):
@@ -45,14 +45,14 @@ def _without_training(name: str) -> Iterator[None]:
             "function return what is trained"
         )
 
-    watch = CallWatch(1, trains, trains)
-    watch.install()
+    awaited = AwaitedCall(1, trains, trains)
+    awaited.install()
     try:
         yield
     except Trains as error:
         raise UserCodeError(f"{name} was called, and {error}", user_frames(error)) from error
     finally:
-        watch.end()
+        awaited.end()
 
 
 def _function_of(source: TaskSource, module: ModuleType) -> Any:

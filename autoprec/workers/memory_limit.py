@@ -1,4 +1,7 @@
-"""How much memory a tuning may use: what is free now, minus a reserve for everything else."""
+"""How much memory a tuning may use, and the limit under which its workers run.
+
+It may use what is free now, minus a reserve for everything else.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from autoprec.backends.shared.process_memory import keeps_freed_memory, sizes_in
 from autoprec.hardware.control_groups import memory_limits, parse_number, read_number
 from autoprec.hardware.machine import Machine
 from autoprec.workers.supervisor import available_bytes
@@ -66,3 +70,52 @@ def _resource_limits() -> list[int]:
         if soft != resource.RLIM_INFINITY:
             found.append(soft)
     return found
+
+
+# The limit of a worker ---------------------------------------------------------------------------
+
+ERROR_REPORT_BYTES = 64 * 2**20
+"""Memory beyond the limit for reporting that the limit was hit."""
+
+
+class MemoryLimit:
+    """Makes exceeding the budget a MemoryError, not the kernel's OOM killer (RLIMIT_DATA)."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit if sys.platform.startswith("linux") else None
+
+    def apply(self) -> None:
+        """Set the limit, minus resident memory it does not count: libraries, shared memory."""
+        if self._limit is None:
+            return
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = max(self._limit - _uncounted_bytes(), self._limit // 4)
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def make_room(self) -> None:
+        """Raise the limit to leave room for an error report, until it is applied again."""
+        if self._limit is None:
+            return
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        more = soft + ERROR_REPORT_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (min(more, hard) if hard >= 0 else more, hard))
+
+
+def _uncounted_bytes() -> int:
+    """Return what is resident beyond what the limit counts.
+
+    Less what it counts in vain where freed memory is kept: what was given back from within the heap
+    (`malloc_trim`) stays address space.
+    """
+    sizes = sizes_in("/proc/self/status")
+    held = sizes.get("RssFile", 0) + sizes.get("RssShmem", 0)
+    if not keeps_freed_memory():
+        return held
+    in_vain = sizes.get("VmData", 0) - sizes.get("RssAnon", 0) - sizes.get("VmSwap", 0)
+    return held - max(in_vain, 0)

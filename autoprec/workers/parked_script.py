@@ -24,7 +24,7 @@ from autoprec.backends.protocol import Task
 from autoprec.errors import TaskError, UserCodeError
 from autoprec.workers.task_file import describe_syntax_error, user_frames
 from autoprec.workers.task_source import TaskSource
-from autoprec.workers.training_calls import TRAINERS, CallWatch, TrainingCall
+from autoprec.workers.training_calls import TRAINERS, AwaitedCall, TrainingCall
 
 _SHOWN_BYTES = 2000
 _SHOWN_LINES = 6
@@ -57,7 +57,7 @@ def run_script(
     began, process = time.monotonic(), os.getpid()
 
     def hand_over(work: Callable[[], Any]) -> NoReturn:
-        watch.end()
+        awaited.end()
         if os.getpid() != process:  # of the script's: it cannot answer
             sys.stderr.write("autoprec: training began in a process that the script started\n")
             os._exit(1)
@@ -81,10 +81,10 @@ def run_script(
         place = _line_of_user(source.path, sys._getframe(1))
         hand_over(lambda: _raise(TaskError(f"{place} {_LOOP}. {_factory(source)}")))
 
-    watch = CallWatch(source.at, reached, looped)
-    watch.install()
+    awaited = AwaitedCall(source.at, reached, looped)
+    awaited.install()
     run_as_main(source)
-    made = f"only {watch.seen} of them" if watch.seen else "none"
+    made = f"only {awaited.seen} of them" if awaited.seen else "none"
     calls = "a call of fit or train" if source.at == 1 else f"{source.at} calls of fit or train"
     raise TaskError(
         f"{source.name} ended without {calls} of {TRAINERS} ({made}). {_factory(source)}. A task "

@@ -58,11 +58,11 @@ class _Recorder:
                 "torch.optim.optimizer": lambda module: module.register_optimizer_step_post_hook(
                     lambda *_: self.update()
                 ),
-                "torch.autograd": self._watch_backward,
-                "torch.utils.data.dataloader": self._watch_loader,
-                "keras.src.models.model": self._watch_keras,
-                "autoprec.backends.torch.apply.loss_scaler": self._watch_scaler,
-                "autoprec.applying": self._watch_profiles,
+                "torch.autograd": self._record_backward,
+                "torch.utils.data.dataloader": self._record_loader,
+                "keras.src.models.model": self._record_keras,
+                "autoprec.backends.torch.apply.loss_scaler": self._record_scaler,
+                "autoprec.applying": self._record_profiles,
             }
         )
 
@@ -101,7 +101,7 @@ class _Recorder:
         }
         self.write_to.write_text(json.dumps(said), encoding="utf-8")
 
-    def _watch_backward(self, module: Any) -> None:
+    def _record_backward(self, module: Any) -> None:
         original = module.backward
 
         @functools.wraps(original)
@@ -118,7 +118,7 @@ class _Recorder:
             held = loss.detach().float()
             self._loss = held if self._loss is None else self._loss + held
 
-    def _watch_scaler(self, module: Any) -> None:
+    def _record_scaler(self, module: Any) -> None:
         original = module.LossScaler.scale
 
         @functools.wraps(original)
@@ -129,7 +129,7 @@ class _Recorder:
 
         module.LossScaler.scale = scale
 
-    def _watch_loader(self, module: Any) -> None:
+    def _record_loader(self, module: Any) -> None:
         kind = module._BaseDataLoaderIter
         kind.__next__ = self._timed(kind.__next__)
 
@@ -144,7 +144,7 @@ class _Recorder:
 
         return timed
 
-    def _watch_keras(self, module: Any) -> None:
+    def _record_keras(self, module: Any) -> None:
         original = module.Model.fit
 
         @functools.wraps(original)
@@ -172,7 +172,7 @@ class _Recorder:
 
         module.Model.fit = fit
 
-    def _watch_profiles(self, module: Any) -> None:
+    def _record_profiles(self, module: Any) -> None:
         original = module.choose_recipe
 
         @functools.wraps(original)

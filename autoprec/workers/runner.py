@@ -225,7 +225,7 @@ class RemoteTracer:
             try:
                 return self._runner.call(name, **arguments)
             except WorkerFailure as failure:
-                in_float32 = name in _FLOAT32_METHODS or _is_plain(arguments.get("recipe"))
+                in_float32 = name in _FLOAT32_METHODS or _in_float32(arguments.get("recipe"))
                 if in_float32 and failure.kind not in RETRIED_FAILURES:
                     raise_user_error(failure)
                 if failure.kind is FailureKind.DATA_ERROR:
@@ -239,13 +239,6 @@ class RemoteTracer:
 _FLOAT32_METHODS = ("reference", "noise")
 
 
-def _is_plain(recipe: Recipe | None) -> bool:
+def _in_float32(recipe: Recipe | None) -> bool:
     """Return whether a recipe is the user's own float32, whatever its batch and ranks."""
-    if recipe is None:
-        return False
-    ranks = recipe.distributed
-    return recipe == Recipe(
-        batch_size=recipe.batch_size,
-        accumulation_steps=recipe.accumulation_steps,
-        distributed=None if ranks is None else ranks.in_float32(),
-    )
+    return recipe is not None and recipe == recipe.in_float32()

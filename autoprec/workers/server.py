@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from autoprec.workers.channel import Channel
+    from autoprec.workers.memory_limit import MemoryLimit
 
 _PROGRESS_INTERVAL_SECONDS = 0.1
 _MAX_MESSAGE_CHARACTERS = 4_000
@@ -46,11 +47,13 @@ def main() -> None:
         lifeline=settings["lifeline"],
         status=settings["status"],
         others=(channel,),
-        watch_bytes=settings["watch_bytes"],
+        most_bytes=settings["most_bytes"],
     )
     _log_crash_frames()
     _prefer_as_oom_victim()
-    limit = _MemoryLimit(settings["memory_bytes"])
+    from autoprec.workers.memory_limit import MemoryLimit  # not in the guard
+
+    limit = MemoryLimit(settings["memory_bytes"])
     served = False
     with contextlib.suppress(KeyboardInterrupt):
         _Server(_open_channel(channel, bytes.fromhex(settings["token"])), limit).serve()
@@ -107,60 +110,6 @@ def _prefer_as_oom_victim() -> None:
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
-ERROR_REPORT_BYTES = 64 * 2**20
-"""Memory beyond the limit for reporting that the limit was hit."""
-
-
-class _MemoryLimit:
-    """Makes exceeding the budget a MemoryError, not the kernel's OOM killer (RLIMIT_DATA)."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit if sys.platform.startswith("linux") else None
-
-    def apply(self) -> None:
-        """Set the limit, minus resident memory it does not count: libraries, shared memory."""
-        if self._limit is None:
-            return
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = max(self._limit - _uncounted_bytes(), self._limit // 4)
-        if hard != resource.RLIM_INFINITY:
-            soft = min(soft, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-    def make_room(self) -> None:
-        """Raise the limit to leave room for an error report, until it is applied again."""
-        if self._limit is None:
-            return
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        more = soft + ERROR_REPORT_BYTES
-        resource.setrlimit(resource.RLIMIT_DATA, (min(more, hard) if hard >= 0 else more, hard))
-
-
-def _uncounted_bytes() -> int:
-    """Return what is resident beyond what the limit counts.
-
-    Less what it counts in vain where freed memory is kept: what was given back from within the heap
-    (`malloc_trim`) stays address space.
-    """
-    from autoprec.backends.shared.process_memory import keeps_freed_memory
-
-    sizes: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name in ("RssFile", "RssShmem", "RssAnon", "VmSwap", "VmData"):
-                sizes[name] = int(value.split()[0]) * 1024
-    held = sizes.get("RssFile", 0) + sizes.get("RssShmem", 0)
-    if not keeps_freed_memory():
-        return held
-    in_vain = sizes.get("VmData", 0) - sizes.get("RssAnon", 0) - sizes.get("VmSwap", 0)
-    return held - max(in_vain, 0)
-
-
 class _Reporter:
     """Sends progress, at most ten times a second unless the phase changes."""
 
@@ -184,7 +133,7 @@ class _Reporter:
 class _Server:
     """Answers calls one after another, and goes on from any frame that it is called in."""
 
-    def __init__(self, channel: Channel, limit: _MemoryLimit) -> None:
+    def __init__(self, channel: Channel, limit: MemoryLimit) -> None:
         from autoprec.workers.handlers import Service
 
         self._channel, self._limit = channel, limit
@@ -224,7 +173,7 @@ class _Server:
             self._channel.send(_internal_failure(f"{self._method} gave no message: {error}"))
 
 
-def _answer(service: Any, request: dict[str, Any], limit: _MemoryLimit) -> dict[str, Any]:
+def _answer(service: Any, request: dict[str, Any], limit: MemoryLimit) -> dict[str, Any]:
     from autoprec.core.codec import from_plain
     from autoprec.workers.handlers import type_hints_of
 
@@ -240,7 +189,7 @@ def _answer(service: Any, request: dict[str, Any], limit: _MemoryLimit) -> dict[
     return _answer_with(call, limit)
 
 
-def _answer_with(work: Callable[[], Any], limit: _MemoryLimit) -> dict[str, Any]:
+def _answer_with(work: Callable[[], Any], limit: MemoryLimit) -> dict[str, Any]:
     from autoprec.core.codec import to_plain
 
     try:

@@ -23,6 +23,8 @@ import sys
 import time
 from pathlib import Path
 
+from autoprec.backends.shared.process_memory import sizes_in
+
 LINUX = sys.platform.startswith("linux")
 
 _POLL_SECONDS = 0.1
@@ -37,13 +39,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_under_guard(
-    *, tuner: int, lifeline: int, status: int, others: tuple[int, ...], watch_bytes: int | None
+    *, tuner: int, lifeline: int, status: int, others: tuple[int, ...], most_bytes: int | None
 ) -> None:
     """Fork; return in the worker, while the calling process becomes its guard and never returns.
 
     `tuner` is the tuner's process id, `lifeline` the reading end of a pipe it holds, `status` where
     the worker's id and its end are written, `others` descriptors that are the worker's alone, and
-    `watch_bytes` the resident memory the worker and its children may have together.
+    `most_bytes` the resident memory the worker and its children may have together.
     """
     guard = os.getpid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -66,7 +68,7 @@ def fork_under_guard(
     for descriptor in others:
         os.close(descriptor)
     try:
-        _Guard(worker, tuner, lifeline, status, watch_bytes).run()
+        _Guard(worker, tuner, lifeline, status, most_bytes).run()
     finally:
         os._exit(0)
 
@@ -86,11 +88,11 @@ class _Guard:
     """Waits for an end, then ends the worker and all its descendants."""
 
     def __init__(
-        self, worker: int, tuner: int, lifeline: int, status: int, watch_bytes: int | None
+        self, worker: int, tuner: int, lifeline: int, status: int, most_bytes: int | None
     ) -> None:
         self._worker, self._tuner = worker, tuner
         self._lifeline, self._status = lifeline, status
-        self._watch_bytes = watch_bytes
+        self._most_bytes = most_bytes
         self._descendants: list[int] = [worker]
         self._descendants_listed_at = 0.0
         self._ended: dict[str, object] | None = None
@@ -175,18 +177,18 @@ class _Guard:
 
     def _over_budget(self) -> str | None:
         """Say what exceeds the budget; None while nothing does."""
-        if self._watch_bytes is None:
+        if self._most_bytes is None:
             return None
         if time.monotonic() - self._descendants_listed_at >= _DESCENDANTS_INTERVAL_SECONDS:
             self._refresh_descendants()
         elif not LINUX:
             return None  # asking ps(1) ten times a second would disturb what is measured
         held = sum(resident_bytes(each) for each in self._descendants)
-        if held > self._watch_bytes and len(self._descendants) > 1:
+        if held > self._most_bytes and len(self._descendants) > 1:
             self._refresh_descendants()
             held = sum(proportional_bytes(each) for each in self._descendants)
-        if held > self._watch_bytes:
-            return f"{_gib(held)} were resident of the {_gib(self._watch_bytes)} there are"
+        if held > self._most_bytes:
+            return f"{_gib(held)} were resident of the {_gib(self._most_bytes)} there are"
         left = available_bytes()
         if left is not None and left < _LOW_MEMORY_BYTES < held:
             return f"only {_gib(left)} of main memory were left"
@@ -214,20 +216,12 @@ def resident_bytes(process: int) -> int:
 
 def proportional_bytes(process: int) -> int:
     """Return a process's proportional set size: forked children share most of their memory."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return resident_bytes(process)
+    return sizes_in(f"/proc/{process}/smaps_rollup").get("Pss") or resident_bytes(process)
 
 
 def available_bytes() -> int | None:
     """Return the bytes usable without swapping (MemAvailable, proc(5)); None if unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    return sizes_in("/proc/meminfo").get("MemAvailable")
 
 
 def descendants_of(process: int) -> list[int]:

@@ -103,7 +103,7 @@ TRAINERS = (
 
 
 @dataclass
-class CallWatch:
+class AwaitedCall:
     """Waits for the call number `at`; calls before it run, with all that they do.
 
     `reached` gets the call, the names and values of its arguments, and does not return. `looped` is
@@ -121,25 +121,25 @@ class CallWatch:
     def install(self) -> None:
         """Change trainers and optimizers when they are imported, and those that are already."""
         patches: dict[str, Patch] = {
-            each.module: functools.partial(self._watch, each) for each in CALLS
+            each.module: functools.partial(self._await, each) for each in CALLS
         }
-        patches["torch.optim.optimizer"] = self._watch_torch
-        patches["keras.src.optimizers.base_optimizer"] = self._watch_keras
+        patches["torch.optim.optimizer"] = self._await_torch
+        patches["keras.src.optimizers.base_optimizer"] = self._await_keras
         patches["transformers.training_args"] = self._save_nothing
         patch_on_import(patches)
 
     def end(self) -> None:
-        """Watch no more: every call and every update is what it was."""
+        """Wait no more: every call and every update is what it was."""
         self._over = True
         while self._undo:
             self._undo.pop()()
 
-    def _watch(self, call: TrainingCall, module: ModuleType) -> None:
+    def _await(self, call: TrainingCall, module: ModuleType) -> None:
         owner = getattr(module, call.owner)
         original = getattr(owner, call.method)
 
         @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def awaited(*args: Any, **kwargs: Any) -> Any:
             if self._over or self._inside:
                 return original(*args, **kwargs)
             try:
@@ -152,7 +152,7 @@ class CallWatch:
             with self._passing():
                 return original(*args, **kwargs)
 
-        setattr(owner, call.method, watched)
+        setattr(owner, call.method, awaited)
 
     @contextmanager
     def _passing(self) -> Iterator[None]:
@@ -162,13 +162,13 @@ class CallWatch:
         finally:
             self._inside -= 1
 
-    def _watch_torch(self, module: ModuleType) -> None:
+    def _await_torch(self, module: ModuleType) -> None:
         if self._over:
             return
         handle = module.register_optimizer_step_pre_hook(lambda *_: self._update())
         self._undo.append(handle.remove)
 
-    def _watch_keras(self, module: ModuleType) -> None:
+    def _await_keras(self, module: ModuleType) -> None:
         if self._over:
             return
         owner = module.BaseOptimizer

@@ -12,7 +12,7 @@ JUDGED = ("bfloat16", "float16")
 
 
 def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Who is caught and who is flagged (drift or rejected), and what a proof costs."""
+    """Who is caught and who is flagged (drift or rejected), and what a check costs."""
     wrong = [r for r in rows if (r["verdict"] != "equal") != (r["truth"] == "broken")]
     print("\n| tasks | policy | broken caught | healthy flagged |\n|---|---|---|---|")
     table = {policy: counted(rows, policy) for policy in (*JUDGED, "both")}
@@ -23,7 +23,7 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
             caught, flagged = share(row["broken_caught"]), share(row["healthy_flagged"])
             print(f"| {zoo} | {policy} | {caught} | {flagged} |")
     cost = _costs(rows)
-    print("\nWhat a proof takes, in float32 steps (of a pair, the median over its seeds)\n")
+    print("\nWhat a check takes, in float32 steps (of a pair, the median over its seeds)\n")
     print("| tasks | median | where the verdict is right | at most |\n|---|---|---|---|")
     costs = {zoo: _costs(own) for zoo, own in zoos.items()}
     for zoo, of in costs.items():

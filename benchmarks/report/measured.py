@@ -31,7 +31,7 @@ NAMES = {
     "numerics": "numerics (torch)",
     "numerics_keras": "numerics (Keras)",
     "loss_constants": "a constant in the loss",
-    "proof_costs": "what a proof costs",
+    "proof_costs": "what a check costs",
     "watched": "checks during training",
     "late_breaks": "what breaks late",
     "islands": "speed kept by islands",
@@ -52,10 +52,10 @@ which says nothing about speed or the device's own numerics.
 | other x86 CPUs | no result kept | probe replayed |
 | Arm CPU | nothing | probe replayed |
 | other NVIDIA GPUs, PyTorch | nothing | probe replayed; rehearsed 2026-11-24: seven tasks tuned, \
-proven and trained (GPT-2 of transformers among them), islands, out of memory, neighbours, faults, \
-a killed tuning, the torch examples and ten tasks of `tests/zoo` tuned |
+checked and trained (GPT-2 of transformers among them), islands, out of memory, neighbours, \
+faults, a killed tuning, the torch examples and ten tasks of `tests/zoo` tuned |
 | AMD, Intel and Apple GPU, PyTorch | nothing | probe replayed; rehearsed 2026-11-24: one task \
-tuned, proven and trained on each |
+tuned, checked and trained on each |
 | any GPU, Keras on TensorFlow | nothing | probe replayed; rehearsed 2026-11-24: what is decided \
 by TensorFlow's answers about its devices, the three examples tuned; not where anything is placed |
 | several processes or replicas | two on one CPU, as tests: `DistributedDataParallel` over gloo, \

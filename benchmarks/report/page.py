@@ -144,7 +144,7 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
         "numerics.loss_constants",
         constants,
     ),
-    ("What a proof costs", "proof_costs", "json", "numerics.proof_costs", proof_costs),
+    ("What a check costs", "proof_costs", "json", "numerics.proof_costs", proof_costs),
     ("Checks during training", "watched", "json", "numerics.watched", watched),
     ("What breaks late", "late_breaks", "json", "numerics.late_breaks", late_breaks),
     ("Speed kept by islands", "islands", "json", "numerics.islands_speed", islands),

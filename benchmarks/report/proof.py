@@ -38,7 +38,7 @@ def numerics(path: Path) -> Iterator[str]:
             caught, flagged = share(row["broken_caught"]), share(row["healthy_flagged"])
             yield f"| {zoo} | {len(found['seeds'][zoo])} | {policy} | {caught} | {flagged} |"
     yield ""
-    yield "What a proof takes, in float32 steps (of a pair, the median over its seeds):"
+    yield "What a check takes, in float32 steps (of a pair, the median over its seeds):"
     yield ""
     yield "| tasks | median | where the verdict is right | at most |"
     yield "|---|---|---|---|"
@@ -87,7 +87,7 @@ def proof_costs(path: Path) -> Iterator[str]:
         f"(`{earlier.name}`)."
     )
     yield ""
-    yield "| tasks | policy | verdict | proofs | steps, median | before |"
+    yield "| tasks | policy | verdict | checks | steps, median | before |"
     yield "|---|---|---|---|---|---|"
     kinds = dict.fromkeys((now["zoo"], now["policy"], now["verdict"]) for _, now in pairs)
     for kind in sorted(kinds):
@@ -95,7 +95,7 @@ def proof_costs(path: Path) -> Iterator[str]:
         was, steps = (statistics.median(pair[at]["cost"] for pair in own) for at in (0, 1))
         yield f"| {' | '.join(kind)} | {len(own)} | {steps:.0f} | {was:.0f} |"
     yield ""
-    yield "| commit | broken caught | healthy flagged | steps of a proof, median |"
+    yield "| commit | broken caught | healthy flagged | steps of a check, median |"
     yield "|---|---|---|---|"
     for at, commit in enumerate((before["commit"], found["commit"])):
         rows = [pair[at] for pair in pairs]
@@ -210,7 +210,7 @@ def _skips(scales: Mapping[str, Any]) -> str:
 def _numerics_until_november_22(found: Mapping[str, Any]) -> Iterator[str]:
     """The first form: one folder, and the islands found for its broken pairs."""
     scope = f"{found['tasks']} tasks, {len(found['seeds'])} seeds"
-    yield f"{found['date']}, {found['machine']}, {scope}, with the proof of that time."
+    yield f"{found['date']}, {found['machine']}, {scope}, with the check of that time."
     yield ""
     yield "| policy | broken caught | healthy flagged |"
     yield "|---|---|---|"
@@ -224,7 +224,7 @@ def _numerics_until_november_22(found: Mapping[str, Any]) -> Iterator[str]:
     cost = found["confusion"]["proof_over_200_float32_steps"]
     yield ""
     yield (
-        f"A proof took {200 * cost['median']:.0f} float32 steps in the median, at most "
+        f"A check took {200 * cost['median']:.0f} float32 steps in the median, at most "
         f"{200 * cost['largest']:.0f} (the median over a pair's seeds)."
     )
     yield ""
@@ -301,7 +301,7 @@ def _soaked(path: Path) -> Iterator[str]:
         yield ""
         yield (
             "This run did not tell lost trials from those that a resumed tuning measures again on "
-            "purpose, as where the machine's speed has changed. Which these were is not proven."
+            "purpose, as where the machine's speed has changed. Which these were is not known."
         )
 
 

@@ -320,7 +320,7 @@ def _held_out(path: Path) -> Iterator[str]:
     found = head_of(path)
     yield (
         "| task | framework | chosen | tuned in | said | applied/plain loop | "
-        "applied/plain loop at its batch | proof |"
+        "applied/plain loop at its batch | check |"
     )
     yield "|---" * 8 + "|"
     for r in found["rows"]:

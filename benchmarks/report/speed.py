@@ -361,7 +361,7 @@ def growth(path: Path) -> Iterator[str]:
     yield f"{where(found)}, a multilayer perceptron; one tuning from scratch a row."
     yield ""
     yield (
-        "| varied | parameters | knobs | batches | trials | search | proof | interleaved timing | "
+        "| varied | parameters | knobs | batches | trials | search | check | interleaved timing | "
         "total |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"

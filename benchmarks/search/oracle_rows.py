@@ -108,7 +108,7 @@ COLUMNS = (
     "first step",
     "search",
     "interleaved timing",
-    "proof",
+    "check",
     "chosen",
 )
 
@@ -173,7 +173,7 @@ def explanation(rows: Sequence[Row]) -> str:
         "batch; *float32 alike* has the chosen recipe's batch and all its settings, so it says "
         "what precision brings. *tuning/grid* is the whole tuning, from the first step to the last "
         "round, over the grid's steps; *short grid* is a grid whose points take as long as the "
-        "tuner's trials do (estimated). No grid proves anything: the proof alone is in *proof*. "
+        "tuner's trials do (estimated). No grid checks anything: the check alone is in *check*. "
         "Where 1.000 has no interval, both are the same recipe."
     )
 

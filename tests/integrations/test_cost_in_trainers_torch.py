@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autoprec
 from autoprec import Policy, Recipe
-from autoprec.backends.torch.apply import watched_steps
+from autoprec.backends.torch.apply import noticed_steps
 from autoprec.core.recipe import LossScale
 from tests.integrations.trainings import (
     Training,
@@ -117,7 +117,7 @@ def test_no_gradient_is_multiplied_where_an_update_holds_all_its_micro_batches(
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the loops of earlier tests, whose first steps were never made: each looks at ours."""
-    monkeypatch.setattr(watched_steps, "_WATCHING", weakref.WeakSet())
+    monkeypatch.setattr(noticed_steps, "_NOTICING", weakref.WeakSet())
 
 
 @contextmanager

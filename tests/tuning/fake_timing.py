@@ -15,7 +15,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.confirmation.stage import confirm
+from autoprec.tuning.confirmation.choice import confirm
 from autoprec.tuning.events import silent
 from autoprec.tuning.race.interleaved_timing import (
     SelectRemaining,

@@ -19,9 +19,9 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers import client, rank_group, timeouts
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.workers.memory_limit import ERROR_REPORT_BYTES
 from autoprec.workers.rank_group import RankGroup, start_workers
 from autoprec.workers.runner import Runner
-from autoprec.workers.server import ERROR_REPORT_BYTES
 from autoprec.workers.task_source import TaskSource
 
 TASK = """

@@ -15,6 +15,7 @@ from autoprec.errors import DataError, TaskError, UserCodeError
 from autoprec.workers import server as worker_module
 from autoprec.workers.channel import ChannelClosed
 from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.workers.memory_limit import MemoryLimit
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA is Linux's")
 
@@ -33,7 +34,7 @@ class Fails:
 
 def answer_of(service: Any) -> dict[str, Any]:
     request = {"call": "close", "arguments": {"name": "x"}}
-    return worker_module._answer(service, request, worker_module._MemoryLimit(None))
+    return worker_module._answer(service, request, MemoryLimit(None))
 
 
 def failure_of(error: BaseException) -> dict[str, str]:

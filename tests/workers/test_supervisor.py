@@ -38,8 +38,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
     return known
 
 
-def watching(watch_bytes: int | None) -> supervisor._Guard:
-    return supervisor._Guard(worker=10, tuner=1, lifeline=-1, status=-1, watch_bytes=watch_bytes)
+def watching(most_bytes: int | None) -> supervisor._Guard:
+    return supervisor._Guard(worker=10, tuner=1, lifeline=-1, status=-1, most_bytes=most_bytes)
 
 
 def test_without_a_budget_nothing_is_too_much(machine: dict[str, dict[int, int]]) -> None:
@@ -161,7 +161,7 @@ def test_how_a_worker_ended_is_told_from_what_it_may_have_exited_with(
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", code]) as child:
         watch = supervisor._Guard(
-            child.pid, tuner=os.getppid(), lifeline=-1, status=-1, watch_bytes=None
+            child.pid, tuner=os.getppid(), lifeline=-1, status=-1, most_bytes=None
         )
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert watch._worker_has_ended()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import keras
 
+from autoprec.backends.keras import devices
 from autoprec.backends.keras.capabilities import CAPABILITIES
 from autoprec.backends.protocol import (
     DeviceMemory,
@@ -57,22 +58,16 @@ class KerasBackend:
 
     def devices(self) -> Iterable[str]:
         """List the TPUs and GPUs that the library below Keras can use here, then the CPU."""
-        from autoprec.backends.keras.train.task_runner import devices
-
-        return devices()
+        return devices.devices()
 
     def trains_on(self) -> Iterable[DeviceKind]:
         """List CPUs, NVIDIA's and AMD's GPUs, and, on TensorFlow, TPUs."""
-        from autoprec.backends.keras.train.task_runner import on_tensorflow
-
-        tpu = (DeviceKind.TPU,) if on_tensorflow() else ()
+        tpu = (DeviceKind.TPU,) if devices.on_tensorflow() else ()
         return (DeviceKind.CPU, DeviceKind.CUDA, DeviceKind.ROCM, *tpu)
 
     def built_for(self) -> Iterable[DeviceKind]:
         """List the kinds of GPU that the library below Keras was built for."""
-        from autoprec.backends.keras.train.task_runner import built_for
-
-        return built_for()
+        return devices.built_for()
 
     def observe(self, device: str) -> Observation | None:
         """Return None: TensorFlow's details of a device do not name its family."""
@@ -92,9 +87,7 @@ class KerasBackend:
 
     def device_of(self, model: object) -> str:
         """Return the device of the model's first weight; without any, the preferred one."""
-        from autoprec.backends.keras.train.task_runner import device_of
-
-        return device_of(model)
+        return devices.device_of(model)
 
     def describe(
         self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback

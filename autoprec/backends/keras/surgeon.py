@@ -24,14 +24,14 @@ from autoprec.backends.keras.apply.dtype_policies import keras_name
 from autoprec.backends.keras.apply.earlier_traces import trace_training_again
 from autoprec.backends.keras.apply.layer_names import layer_units, own_steps
 from autoprec.backends.keras.apply.layer_policy_stack import policy_replacing
-from autoprec.backends.keras.apply.lifecycle_hooks import NewModelWatch
-from autoprec.backends.keras.apply.method_hooks import Hook, NewObjectWatch, remove_hook
+from autoprec.backends.keras.apply.lifecycle_hooks import NewModels
+from autoprec.backends.keras.apply.method_hooks import Hook, NewObjects, remove_hook
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.apply.optimizer_saving import innermost_optimizer
 from autoprec.backends.keras.apply.precision import Applied, AppliedToModel, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
 from autoprec.backends.keras.apply.replicas import fit_to_replicas, refuse_keras_distribution
-from autoprec.backends.keras.apply.unreached_updates import UpdateWatch
+from autoprec.backends.keras.apply.unreached_updates import UnreachedUpdates
 from autoprec.backends.keras.watch.watch import Watch
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
@@ -39,8 +39,8 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.watch_settings import Action
 from autoprec.errors import AutoprecWarning
 
-#: Ends the watch for new models that is kept, if one is: there is one global policy.
-_STOP_WATCHING: list[Callable[[], None]] = []
+#: Stops following new models, if they are followed: there is one global policy.
+_STOP_FOLLOWING: list[Callable[[], None]] = []
 
 #: Where a model is known to a profile of the script's own, which stands aside for a tuning's.
 _ASIDE_ATTRIBUTE = "_autoprec_aside"
@@ -78,7 +78,7 @@ class KerasSurgeon:
         except BaseException:
             precision.restore()
             raise
-        precision._undo.append(UpdateWatch(precision).stop)
+        precision._undo.append(UnreachedUpdates(precision).stop)
         return precision
 
     def watch(
@@ -94,37 +94,27 @@ class KerasSurgeon:
         model: Any = None,
         optimizers: Sequence[Any] = (),
         device: str = "cpu",
+        undo: bool = True,
     ) -> Precision:
         """See `Surgeon.leave_unchanged`.
 
-        The optimizer accumulates nothing, so the whole batch is one step's.
-        Without a model the watch for models to come ends, and the global policy is put back.
+        The optimizer accumulates nothing, so the whole batch is one step's. Without a model, `undo`
+        stops following models to come and puts the global policy back. Without `undo`, copies of
+        the model that a tuning trains are models to come.
         """
+        if not undo:
+            return _left_alone(recipe, model, optimizers, _ASIDE_ATTRIBUTE, follow=True)
         if model is not None:
             for unit in layer_units(model):
                 if unit.layer is model or not getattr(unit.layer, "compiled", False):
                     undo_former_recipe(unit.layer)
-        return _left_alone(recipe, model, optimizers, RECIPE_ATTRIBUTE, watch=model is None)
-
-    def stand_aside(
-        self,
-        recipe: Recipe,
-        *,
-        model: Any = None,
-        optimizers: Sequence[Any] = (),
-        device: str = "cpu",
-    ) -> Precision:
-        """See `Surgeon.stand_aside`. Without a model the global policy stays as well.
-
-        Copies of the model that a tuning trains are models to come.
-        """
-        return _left_alone(recipe, model, optimizers, _ASIDE_ATTRIBUTE, watch=True)
+        return _left_alone(recipe, model, optimizers, RECIPE_ATTRIBUTE, follow=model is None)
 
 
 def _left_alone(
-    recipe: Recipe, model: Any, optimizers: Sequence[Any], attribute: str, *, watch: bool
+    recipe: Recipe, model: Any, optimizers: Sequence[Any], attribute: str, *, follow: bool
 ) -> Precision:
-    """Return a Precision that changes nothing: of a model, and with `watch` of those to come.
+    """Return a Precision that changes nothing: of a model, and with `follow` of those to come.
 
     Models hold in `attribute` what it knows of them. While one of them takes a step of its own, it
     is the latest: of several that take turns, each is stepped by its own optimizer.
@@ -145,11 +135,11 @@ def _left_alone(
         precision.attach(model, optimizers)
     else:
         precision._unattached += optimizers
-    if watch:
-        while _STOP_WATCHING:
-            _STOP_WATCHING.pop()()
-        stop = NewModelWatch(precision.attach).stop
-        _STOP_WATCHING.append(stop)
+    if follow:
+        while _STOP_FOLLOWING:
+            _STOP_FOLLOWING.pop()()
+        stop = NewModels(precision.attach).stop
+        _STOP_FOLLOWING.append(stop)
         precision._undo.append(stop)
     precision.count_from_here()
     return precision
@@ -205,8 +195,8 @@ def _apply_to_future_models(
     recipe: Recipe, facts: DeviceFacts | None, optimizers: Sequence[Any]
 ) -> Precision:
     """Set the global policy, and apply the recipe to each model as it comes."""
-    while _STOP_WATCHING:
-        _STOP_WATCHING.pop()()
+    while _STOP_FOLLOWING:
+        _STOP_FOLLOWING.pop()()
     before = keras.config.dtype_policy()
     ours = policy_replacing(before, keras_name(recipe.policy))
     float32_policy = policy_replacing(before, "float32")
@@ -225,19 +215,19 @@ def _apply_to_future_models(
 
     precision = Precision(recipe, attach_to=attach)
     _fit_to_replicas(precision, None)
-    watches = (
-        NewModelWatch(precision.attach),
-        NewObjectWatch(keras.Layer, register_layer),
-        UpdateWatch(precision, made),
+    followed = (
+        NewModels(precision.attach),
+        NewObjects(keras.Layer, register_layer),
+        UnreachedUpdates(precision, made),
     )
 
     def stop() -> None:
-        for watch in watches:
-            watch.stop()
+        for each in followed:
+            each.stop()
         if keras.config.dtype_policy() is ours:
             keras.config.set_dtype_policy(before)
 
-    _STOP_WATCHING.append(stop)
+    _STOP_FOLLOWING.append(stop)
     precision._undo.append(stop)
     _apply_process_settings(precision)
     if precision.policy.mixed:

@@ -26,13 +26,20 @@ def reset_peak_resident() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+def sizes_in(path: str) -> dict[str, int]:
+    """Return the sizes in bytes that a file of /proc lists by name, in lines as "VmHWM: 8 kB".
+
+    Empty where there is no such file.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        rows = (line.split() for line in Path(path).read_text().splitlines())
+        return {row[0][:-1]: int(row[1]) * 1024 for row in rows if row[2:] == ["kB"]}
+    return {}
+
+
 def peak_resident_bytes() -> int:
     """Return the largest resident set since the start or the last reset, in bytes."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return _rusage_peak()
+    return sizes_in("/proc/self/status").get("VmHWM") or _rusage_peak()
 
 
 def _rusage_peak() -> int:

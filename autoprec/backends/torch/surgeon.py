@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.attached import AttachedRecipe
+from autoprec.backends.torch.apply.autocast_context import EMPTY, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.copy_checks import check_copies, end_checks_of_copies
-from autoprec.backends.torch.apply.idle_precision import IdlePrecision
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import current_operation, operate, restore, unwrap
@@ -198,25 +199,26 @@ class TorchSurgeon:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         device: str = "cpu",
+        undo: bool = True,
     ) -> Precision:
         """See `Surgeon.leave_unchanged`."""
         _check(model, optimizers)
-        _undo_surgery(model)
+        if undo:
+            _undo_surgery(model)
+        kind = Precision if undo else IdlePrecision
         address = str(resolve_device(device))
-        return Precision(recipe, model=model, optimizers=optimizers, device=address)
+        return kind(recipe, model=model, optimizers=optimizers, device=address)
 
-    def stand_aside(
-        self,
-        recipe: Recipe,
-        *,
-        model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer] = (),
-        device: str = "cpu",
-    ) -> Precision:
-        """See `Surgeon.stand_aside`."""
-        _check(model, optimizers)
-        address = str(resolve_device(device))
-        return IdlePrecision(recipe, model=model, optimizers=optimizers, device=address)
+
+class IdlePrecision(Precision):
+    """The `Precision` of a script that a tuning imports, and whose model the tuning trains.
+
+    It leaves autocast as it finds it: a recipe that is being measured may have set it.
+    """
+
+    def _opened(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
+        """Return an empty context."""
+        return EMPTY
 
 
 def _undo_surgery(model: nn.Module) -> None:

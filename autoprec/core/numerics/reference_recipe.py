@@ -88,11 +88,8 @@ def is_reference(recipe: Recipe) -> bool:
 
 def plain_float32(recipe: Recipe) -> Recipe:
     """Return the reference of a recipe: float32 at its unsplit batch, on as many ranks."""
-    ranks = recipe.distributed
-    return Recipe(
-        batch_size=recipe.batch_size * recipe.accumulation_steps,
-        distributed=None if ranks is None else ranks.in_float32(),
-    )
+    whole = recipe.batch_size * recipe.accumulation_steps
+    return replace(recipe.in_float32(), batch_size=whole, accumulation_steps=1)
 
 
 def settings_in_float32(recipe: Recipe) -> Recipe:

@@ -42,7 +42,7 @@ class BatchChoice:
     batch within 2 % of the most samples a second that the loader feeds, `fits` the largest that ran
     (None: nothing but one batch was to be tried). `loader_feeds` is in samples a second, by the
     loader's own time at the chosen batch (None: it takes none). `noise_scale` is the
-    gradient's, as the proof's float32 training showed it.
+    gradient's, as the check's float32 training showed it.
     """
 
     yours: int = bounded(low=1, high=_MOST)
@@ -279,12 +279,12 @@ class Profile:
     @property
     def baseline(self) -> Recipe:
         """Return the plain float32 that the speed-up is over."""
-        base, ranks = self.evidence.baseline, self.recipe.distributed
-        return Recipe(
+        base = self.evidence.baseline
+        return replace(
+            self.recipe.in_float32(),
             policy=base.policy,
             batch_size=base.batch_size,
             accumulation_steps=base.accumulation_steps,
-            distributed=None if ranks is None else ranks.in_float32(),
         )
 
     def describe_baseline(self) -> str:

@@ -1,4 +1,4 @@
-"""Judges whether a profile's claims still hold, given its recipe measured and proven again."""
+"""Judges whether a profile's claims still hold, given its recipe measured and checked again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,6 +71,6 @@ def judge_numerics(stated: Verdict, found: Verdict) -> Holds:
     if found.verdict == "unproven":
         return "unresolved"
     ranks: Sequence[str] = ("rejected", "drift", "equal at single steps", "equal")
-    # as far as a short proof can repeat it
+    # as far as a short check can repeat it
     least = "rejected" if stated.verdict == "unproven" else stated.verdict
     return "holds" if ranks.index(found.verdict) >= ranks.index(least) else "fails"

@@ -19,18 +19,18 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import name_recipe
-from autoprec.tuning.confirmation.stage import confirm
+from autoprec.tuning.confirmation.choice import confirm
 from autoprec.tuning.events import Finished, Note, Profiled, Stage
 from autoprec.tuning.flow.final_study import write_final_study
 from autoprec.tuning.flow.preflight import load_task, run_preflight
 from autoprec.tuning.flow.rounded_vocabulary import measure_rounding
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.builder import build_profile
+from autoprec.tuning.proof.order import is_float16_next, replace_finalist, run_proofs
 from autoprec.tuning.proof.prover import Prover
-from autoprec.tuning.proof.stage import is_float16_next, replace_finalist, run_proofs
-from autoprec.tuning.race.stage import run_race
+from autoprec.tuning.race.run_race import run_race
 from autoprec.tuning.search.goodput import search_at_goodput
-from autoprec.tuning.search.stage import first_answer, run_search
+from autoprec.tuning.search.run_search import first_answer, run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
     FinalistLost,

@@ -49,7 +49,6 @@ from autoprec.tuning.proof.recorded_runs import (
     SEEDS,
     ProofTimeout,
     RunRecorder,
-    float32_of,
 )
 from autoprec.tuning.proof.settings_proof import SettingsProof, raised_by_recipe
 from autoprec.workers.failures import WorkerFailure
@@ -117,7 +116,7 @@ class Proof:
         self._recorder.deadline = self._until
         try:
             runs = self._recorder.reference(recipe, length)
-            self._recorder.compare(float32_of(recipe), runs)
+            self._recorder.compare(recipe.in_float32(), runs)
         except ProofTimeout:
             self.forget()
         finally:
@@ -207,7 +206,7 @@ class Proof:
     def _pace(self, recipe: Recipe) -> Trajectory:
         """Train float32 for a few steps at the recipe's batch."""
         return self._tracer.trajectory(
-            recipe=float32_of(recipe), seed=SEEDS[0], steps=PACE_STEPS, seconds=PACE_SECONDS
+            recipe=recipe.in_float32(), seed=SEEDS[0], steps=PACE_STEPS, seconds=PACE_SECONDS
         )
 
     def _pace_at(self, recipe: Recipe, batch_size: int) -> float | None:

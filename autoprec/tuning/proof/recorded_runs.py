@@ -246,7 +246,7 @@ class RunRecorder:
         self, kept: dict[int, Trajectory], recipe: Recipe, seed: int, steps: int, *, noisy: bool
     ) -> Trajectory:
         if _is_shorter(kept, seed, steps):
-            kept[seed] = self._train(float32_of(recipe), seed, steps, noisy=noisy)
+            kept[seed] = self._train(recipe.in_float32(), seed, steps, noisy=noisy)
         return kept[seed]
 
     def _train(self, recipe: Recipe, seed: int, steps: int, *, noisy: bool = False) -> Trajectory:
@@ -267,16 +267,6 @@ def gradient_batch(recipe: Recipe, micro_batch: int) -> int:
     """Return the samples of one backward pass: a micro-batch of every rank."""
     ranks = recipe.distributed
     return micro_batch * (1 if ranks is None else ranks.world_size)
-
-
-def float32_of(recipe: Recipe) -> Recipe:
-    """Return plain float32 at the recipe's batch, on as many ranks with the same engine."""
-    ranks = recipe.distributed
-    return Recipe(
-        batch_size=recipe.batch_size,
-        accumulation_steps=recipe.accumulation_steps,
-        distributed=None if ranks is None else ranks.in_float32(),
-    )
 
 
 def _is_shorter(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:

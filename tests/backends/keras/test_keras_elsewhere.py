@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.keras.devices import placed_on
 from autoprec.backends.keras.measure.session import KerasSession
-from autoprec.backends.keras.train import task_runner
 from autoprec.errors import UsageError
 
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ def test_a_tpu_is_reached_by_its_local_name_and_its_scope_entered(monkeypatch):
     monkeypatch.setattr(
         tf.distribute, "TPUStrategy", lambda found: SimpleNamespace(scope=scope, found=found)
     )
-    with task_runner.placed_on("tpu"):
+    with placed_on("tpu"):
         pass
     assert calls == ["local", "resolver", "resolver", "scope"]
 
@@ -70,7 +70,7 @@ def test_a_tpu_is_reached_by_its_local_name_and_its_scope_entered(monkeypatch):
 def test_an_unknown_device_is_refused():
     with (
         pytest.raises(UsageError, match="expected one of cpu, cuda, tpu"),
-        task_runner.placed_on("npu"),
+        placed_on("npu"),
     ):
         pass
 

@@ -34,7 +34,7 @@ def test_the_report_of_a_soak_names_no_cause(tmp_path: Path) -> None:
     assert lines[-1] == "| torch | 4 | 2 | 1 | 0 | 1 | 0 | 0 | 4 | 0 |"
 
 
-def test_a_soaks_earlier_runs_are_shown_with_their_problems_and_no_proven_cause(
+def test_a_soaks_earlier_runs_are_shown_with_their_problems_and_no_known_cause(
     tmp_path: Path,
 ) -> None:
     counts = {"injected": 2, "survived": 2, "trials_lost": 0, "half_written": 0, "survivors": 0}
@@ -51,7 +51,7 @@ def test_a_soaks_earlier_runs_are_shown_with_their_problems_and_no_proven_cause(
     lines = list(proof.soak(tmp_path / "soak-2026-11-27.json"))
     assert "Not survived, torch, seed 2: SIGINT, 2 trials ran again." in lines
     assert "Not survived, torch, seed 2: 3 trials ran again." in lines
-    assert any(line.endswith("Which these were is not proven.") for line in lines)
+    assert any(line.endswith("Which these were is not known.") for line in lines)
     assert any("`benchmarks/results/soak-2026-11-21.json`" in line for line in lines)
     assert "| torch | 7 | 2 | 2 | 0 | not looked for | 0 | 0 | not counted | 0 |" in lines
 

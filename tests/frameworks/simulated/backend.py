@@ -352,13 +352,7 @@ class SimulatedSurgeon:
         return StatelessPrecision(recipe)
 
     def leave_unchanged(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str, undo: bool
     ) -> StatelessPrecision:
         """See `Surgeon.leave_unchanged`."""
-        return StatelessPrecision(recipe)
-
-    def stand_aside(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> StatelessPrecision:
-        """See `Surgeon.stand_aside`."""
         return StatelessPrecision(recipe)

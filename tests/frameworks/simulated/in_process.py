@@ -19,6 +19,7 @@ from autoprec.core.codec import to_plain
 from autoprec.workers import server
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.handlers import LoadedTask, Service
+from autoprec.workers.memory_limit import MemoryLimit
 
 #: An interpreter has one list of folders to import from, and one module of a name.
 _LOADING = RLock()
@@ -76,7 +77,7 @@ class InProcessWorker(Worker):
     def _answer(self) -> dict[str, Any]:
         request = json.loads(self._request)
         with _environment_of_its_own(self.settings.environment):
-            answer = server._answer(self._service, request, server._MemoryLimit(None))
+            answer = server._answer(self._service, request, MemoryLimit(None))
         sent: dict[str, Any] = json.loads(_message(answer))
         return sent
 

@@ -128,8 +128,6 @@ class ToySurgeon:
         return StatelessPrecision(recipe)
 
     def leave_unchanged(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str, undo: bool
     ) -> StatelessPrecision:
         return StatelessPrecision(recipe)
-
-    stand_aside = leave_unchanged

@@ -7,7 +7,7 @@ from factories import ran_at
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.search.stage import first_answer
+from autoprec.tuning.search.run_search import first_answer
 from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.trials import Trials
 from tests.tuning.fake_results import SPACE, TASK

@@ -149,7 +149,7 @@ class AppliedRecipe:
     # Layers --------------------------------------------------------------------------------------
 
     def _change_layers(self) -> None:
-        """Set the layers' policies and make outputs float32; watch for layers made later."""
+        """Set the layers' policies and make outputs float32; follow layers made later."""
         policy = self._recipe.policy
         units = self._units = layer_units(self.model)
         for unit in units:

@@ -15,16 +15,16 @@ from typing import Any
 import keras
 
 
-class WatchedTapes:
-    """What `GradientTape.gradient` returned since a watched optimizer's loss was scaled."""
+class NotedTapes:
+    """What `GradientTape.gradient` returned since an optimizer's loss was scaled."""
 
     def __init__(self) -> None:
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._found: list[tuple[Any, Any]] = []  # a source, its gradient
         self._original: Any = None
 
-    def watch(self, optimizer: Any) -> None:
-        """Watch tapes until this optimizer's update."""
+    def note_for(self, optimizer: Any) -> None:
+        """Note what tapes return until this optimizer's update."""
         if keras.config.backend() != "tensorflow":
             return
         if not self._waiting:
@@ -34,7 +34,7 @@ class WatchedTapes:
             self._install()
 
     def changed(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-        """Say whether this update's gradients are others than the tapes returned; watch no longer.
+        """Say whether this update's gradients are others than the tapes returned; note no more.
 
         Of gradients that another function returned, or no tape, nothing is known: False.
         """
@@ -44,7 +44,7 @@ class WatchedTapes:
         return answer
 
     def stop(self, optimizer: Any) -> None:
-        """Watch no longer for this optimizer."""
+        """Note no more for this optimizer."""
         self._waiting.discard(optimizer)
         if not self._waiting and self._original is not None:
             self._uninstall()
@@ -78,8 +78,8 @@ class WatchedTapes:
         self._found.clear()
 
 
-#: The one watch of this process: a tape does not know whose update its gradients are for.
-TAPES = WatchedTapes()
+#: The one of this process: a tape does not know whose update its gradients are for.
+TAPES = NotedTapes()
 
 
 def _graph_of(gradient: Any) -> Any:

@@ -22,9 +22,13 @@ from autoprec.backends.keras.apply.optimizer_attributes import (
     replace_optimizers,
 )
 from autoprec.backends.keras.apply.precision import Precision
-from autoprec.backends.keras.apply.replica_clipping import reduce_before_clipping
-from autoprec.backends.keras.apply.replica_shares import ReplicaShares, can_be_weighed
-from autoprec.backends.keras.apply.replicas import refuse_fit_over_processes, replica_count
+from autoprec.backends.keras.apply.replicas import (
+    ReplicaShares,
+    can_be_weighed,
+    reduce_before_clipping,
+    refuse_fit_over_processes,
+    replica_count,
+)
 from autoprec.backends.keras.apply.train_function import (
     compile_settings,
     retrace_functions,

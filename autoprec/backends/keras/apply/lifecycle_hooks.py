@@ -13,7 +13,7 @@ from keras.src.trainers.trainer import Trainer
 
 from autoprec.backends.keras.apply import optimizer_saving
 from autoprec.backends.keras.apply.layer_names import LayerUnit
-from autoprec.backends.keras.apply.method_hooks import Hook, NewObjectWatch
+from autoprec.backends.keras.apply.method_hooks import Hook, NewObjects
 from autoprec.backends.keras.apply.optimizer_attributes import replace_optimizers
 
 
@@ -131,32 +131,23 @@ def _init_scope() -> AbstractContextManager[Any]:
     return tf.init_scope()  # type: ignore[no-any-return]
 
 
-class NewModelWatch:
-    """Watches models being made; `attach` is called once each is compiled or first called."""
+class NewModels(NewObjects):
+    """Notices models being made; `attach` is called once each is compiled or first called."""
 
     def __init__(self, attach: Callable[[Any], Any]) -> None:
         self.attach = attach
-        self._watch = NewObjectWatch(Trainer, self._made)
-
-    @property
-    def active(self) -> bool:
-        """Say whether models are still watched."""
-        return self._watch.active
+        super().__init__(Trainer, self._made)
 
     def _made(self, model: Any) -> None:
         if isinstance(model, keras.Model):
             _WaitingModel(self, model).wait()
 
-    def stop(self) -> None:
-        """Leave models alone from now on."""
-        self._watch.stop()
-
 
 class _WaitingModel:
     """A model that waits for its compile or its first call."""
 
-    def __init__(self, watch: NewModelWatch, model: Any) -> None:
-        self.watch = watch
+    def __init__(self, noticed_by: NewModels, model: Any) -> None:
+        self.noticed_by = noticed_by
         self.model = model
 
     def wait(self) -> None:
@@ -175,8 +166,8 @@ class _WaitingModel:
         for name, hook in self.hooks.items():
             if vars(self.model).get(name) is hook:
                 del vars(self.model)[name]
-        if self.watch.active:
-            self.watch.attach(self.model)
+        if self.noticed_by.active:
+            self.noticed_by.attach(self.model)
 
     def built(self, unit: LayerUnit) -> None:
         """Do nothing: no recipe is applied yet."""

@@ -102,7 +102,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
             return super().scale_loss(loss)
         self._scales = True
         if self._looks and replica_count() == 1:
-            TAPES.watch(self)
+            TAPES.note_for(self)
         return super().scale_loss(loss)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:

@@ -23,7 +23,9 @@ class Hook:
 
     def hook_method(self, original: Callable[..., Any]) -> None:
         """Take another method to be the one that is hooked."""
-        functools.update_wrapper(self, original)
+        functools.update_wrapper(self, original, updated=())
+        for name, mark in getattr(original, "__dict__", {}).items():
+            vars(self).setdefault(name, mark)  # another hook's own values are not marks
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,8 +65,8 @@ def remove_hook(owner: Any, name: str, hook: Hook) -> None:
         object.__setattr__(owner, name, hook.original)
 
 
-class NewObjectWatch:
-    """Watches objects of a class, and of those below it, being made; `made` is told of each."""
+class NewObjects:
+    """Notices objects of a class, and of those below it, being made; `made` is told of each."""
 
     def __init__(self, kind: type, made: Callable[[Any], None]) -> None:
         original = kind.__init__  # type: ignore[misc]

@@ -6,6 +6,7 @@ a strategy such as MirroredStrategy branches once for all of them, in `merge_cal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -166,6 +167,147 @@ def mean_over_replicas(value: Any) -> Any:
 
     replica = tf.distribute.get_replica_context()
     return value if replica is None else replica.all_reduce(tf.distribute.ReduceOp.MEAN, value)
+
+
+# Clipping ---------------------------------------------------------------------------------------
+
+
+def reduce_before_clipping(optimizer: Any, hooks: InstalledHooks) -> None:
+    """Make a Keras optimizer reduce its gradients before it clips them, and only then.
+
+    Keras clips before it sums gradients over the replicas, each of them divided by their number:
+    the limit would be as many times looser as there are replicas.
+    """
+    for name, kind in (
+        ("_clip_gradients", ReducingClip),
+        ("_all_reduce_sum_gradients", ReductionUnlessClipped),
+    ):
+        hooks.install(optimizer, name, kind(getattr(optimizer, name), optimizer))
+
+
+class ReducingClip(Hook):
+    """An optimizer's `_clip_gradients`, of gradients summed over the replicas."""
+
+    def __init__(self, original: Any, optimizer: Any) -> None:
+        super().__init__(original)
+        self.optimizer = optimizer
+
+    def __call__(self, grads: Any) -> Any:
+        """Reduce where something is clipped, then clip."""
+        return self.original(sum_over_replicas(grads) if _clips(self.optimizer) else grads)
+
+
+class ReductionUnlessClipped(Hook):
+    """An optimizer's `_all_reduce_sum_gradients`, left out where clipping has reduced them."""
+
+    def __init__(self, original: Any, optimizer: Any) -> None:
+        super().__init__(original)
+        self.optimizer = optimizer
+
+    def __call__(self, grads_and_vars: Any) -> Any:
+        """Reduce what is not reduced yet."""
+        return grads_and_vars if _clips(self.optimizer) else self.original(grads_and_vars)
+
+
+def _clips(optimizer: Any) -> bool:
+    limits = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
+    return any(limit is not None for limit in limits)
+
+
+# Shares of the loss -----------------------------------------------------------------------------
+
+#: Reductions of a Keras loss that are means over the samples of one replica.
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+_WEIGHTED_MEAN = "mean_with_sample_weight"
+
+
+class ReplicaShares:
+    """The batch that each replica's train_step is given, while it runs, to weigh its loss by.
+
+    Keras gives the means of all replicas the same weight. Where the last batch of an epoch leaves
+    one with fewer samples, each of those would count for more than in a single process. Only what
+    Keras's own train_step computes is weighed: one of the user's decides that itself.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._of_thread = threading.local()  # each replica is traced in a thread of its own
+
+    def install(self, hooks: InstalledHooks, optimizers: tuple[Any, ...]) -> None:
+        """Weigh what the model's train_step gives `optimizers` to scale."""
+        hooks.install(self.model, "train_step", TrainStepHook(self.model.train_step, self))
+        for optimizer in optimizers:
+            hooks.install(optimizer, "scale_loss", WeighingHook(optimizer.scale_loss, self))
+
+    def set_batch(self, batch: Any) -> None:
+        """Take the batch of the calling replica; None once its step is over."""
+        self._of_thread.batch = batch
+
+    def weigh(self, loss: Any) -> Any:
+        """Return a replica's loss times its number of samples over the mean of all replicas."""
+        batch = getattr(self._of_thread, "batch", None)
+        reductions = self._reductions()
+        if batch is None or not reductions <= set(_MEANS):
+            return loss
+        weighted = reductions == {_WEIGHTED_MEAN}
+        own = ops.cast(_count(batch, weighted=weighted), loss.dtype)
+        share = ops.divide_no_nan(own, mean_over_replicas(own))
+        return ops.multiply(loss, ops.stop_gradient(share))
+
+    def _reductions(self) -> set[str]:
+        """Return how the compiled losses are reduced; they are known once a loss was computed."""
+        found = self.model._compile_loss._flat_losses or ()
+        return {str(getattr(each.loss, "reduction", None)) for each in found}
+
+
+def can_be_weighed(model: Any) -> bool:
+    """Say whether the loss of a training step is what Keras computes of `compile`'s losses."""
+    own = keras.Model
+    return (
+        getattr(model, "_compile_loss", None) is not None
+        and type(model).train_step is own.train_step
+        and type(model).compute_loss is own.compute_loss
+    )
+
+
+class TrainStepHook(Hook):
+    """A model's `train_step`, that lets its batch be known."""
+
+    def __init__(self, original: Any, shares: ReplicaShares) -> None:
+        super().__init__(original)
+        self.shares = shares
+
+    def __call__(self, data: Any) -> Any:
+        """Take the step."""
+        self.shares.set_batch(data)
+        try:
+            return self.original(data)
+        finally:
+            self.shares.set_batch(None)
+
+
+class WeighingHook(Hook):
+    """An optimizer's `scale_loss`, of a loss weighed by the replica's share."""
+
+    def __init__(self, original: Any, shares: ReplicaShares) -> None:
+        super().__init__(original)
+        self.shares = shares
+
+    def __call__(self, loss: Any) -> Any:
+        """Weigh the loss, then scale it as before."""
+        return self.original(self.shares.weigh(loss))
+
+
+def _count(batch: Any, *, weighted: bool) -> Any:
+    """Count the samples of a batch, or sum their weights."""
+    x, _, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    if weighted and ops.is_tensor(weights):
+        return ops.sum(weights)
+    first = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
+    return ops.shape(first)[0]
+
+
+# The strategy -----------------------------------------------------------------------------------
 
 
 def _strategy_of(model: Any) -> Any:

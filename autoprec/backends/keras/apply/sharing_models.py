@@ -17,7 +17,7 @@ from keras.src.trainers.trainer import Trainer
 
 from autoprec.backends.keras.apply.float32_outputs import ModelOutputs
 from autoprec.backends.keras.apply.lifecycle_hooks import FirstCallHook
-from autoprec.backends.keras.apply.method_hooks import Hook, NewObjectWatch, remove_hook
+from autoprec.backends.keras.apply.method_hooks import Hook, NewObjects, remove_hook
 from autoprec.backends.keras.apply.raising_layers import HasUnits
 
 
@@ -36,7 +36,7 @@ class SharingModels:
         for model in models:
             self.take(model)
         if new:
-            _WATCH.tell(self)
+            _SHARING.tell(self)
 
     def take(self, model: Any) -> None:
         """Make what `model` gives a script float32, if it shares layers."""
@@ -56,7 +56,7 @@ class SharingModels:
 
     def restore(self) -> None:
         """Take the hooks off, and look at new models no more."""
-        _WATCH.told.discard(self)
+        _SHARING.told.discard(self)
         for model, reference in list(self._hooks.items()):
             hook = reference()
             if hook is not None:
@@ -64,8 +64,8 @@ class SharingModels:
         self._hooks.clear()
 
 
-class _Watch:
-    """Tells every `SharingModels` of each new model; there is one watch in a process."""
+class _SharingModels:
+    """Tells every `SharingModels` of each new model; there is one of these in a process."""
 
     def __init__(self) -> None:
         self.told: weakref.WeakSet[SharingModels] = weakref.WeakSet()
@@ -76,7 +76,7 @@ class _Watch:
         self.told.add(sharing)
         if not self._started:
             self._started = True
-            NewObjectWatch(Trainer, self._made)
+            NewObjects(Trainer, self._made)
 
     def _made(self, model: Any) -> None:
         """Wait for the model's first call: it has no layers yet."""
@@ -89,4 +89,4 @@ class _Watch:
             each.take(model)
 
 
-_WATCH = _Watch()
+_SHARING = _SharingModels()

@@ -23,20 +23,20 @@ from autoprec.errors import AutoprecWarning
 _LOOKS = 3
 
 
-class UpdateWatch:
+class UnreachedUpdates:
     """Looks at the first updates after a recipe was applied, whoever's optimizer makes them.
 
     With `made`, the layers made since the policy was set, others are none of the recipe's.
     """
 
-    _active: ClassVar[list[UpdateWatch]] = []
-    _watched: ClassVar[weakref.WeakValueDictionary[int, Precision]] = weakref.WeakValueDictionary()
+    _active: ClassVar[list[UnreachedUpdates]] = []
+    _noted: ClassVar[weakref.WeakValueDictionary[int, Precision]] = weakref.WeakValueDictionary()
 
     def __init__(self, precision: Precision, made: weakref.WeakSet[Any] | None = None) -> None:
         self._precision = weakref.ref(precision)
         self._made = made
         self._left = _LOOKS
-        self._watched[id(precision)] = precision
+        self._noted[id(precision)] = precision
         if not self._active:
             _install()
         self._active.append(self)
@@ -66,7 +66,7 @@ class UpdateWatch:
             return None
         if updated & {id(v) for layer in self._made for v in layer._trainable_variables}:
             return None
-        if any(updated & _trained_under(other) for other in list(self._watched.values())):
+        if any(updated & _trained_under(other) for other in list(self._noted.values())):
             return None  # a recipe of its own was applied to that model
         return (
             f"{optimizer.name} trains weights in float32 that the profile does not reach: their "
@@ -107,8 +107,8 @@ def _install() -> None:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         known = trainable_variables or self._trainable_variables
-        for watch in list(UpdateWatch._active):
-            watch.look(self, known, in_wrapper())
+        for each in list(UnreachedUpdates._active):
+            each.look(self, known, in_wrapper())
         return original(self, grads, trainable_variables)
 
     kind.apply = apply

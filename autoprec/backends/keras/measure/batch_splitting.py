@@ -13,11 +13,11 @@ import numpy as np
 
 from autoprec.backends.keras.apply.layer_names import LayerUnit
 from autoprec.backends.keras.dtypes import dtype_name, is_low
-from autoprec.backends.keras.measure.attempt import NO_MEMORY, try_to_measure
 from autoprec.backends.keras.train.batch_dimension import count_samples, slice_samples
 from autoprec.backends.keras.train.data import to_tensors
 from autoprec.backends.keras.train.task_runner import gradient_function, state_kept
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.attempt import NO_MEMORY, try_to_measure
 from autoprec.backends.shared.batch_splits import (
     Splitting,
     explain_difference,

@@ -22,8 +22,8 @@ from autoprec.backends.keras.apply.mixed_precision_advice import (
     unused_functions,
 )
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
+from autoprec.backends.keras.devices import on_tensorflow, placed_on
 from autoprec.backends.keras.dtypes import item_bytes
-from autoprec.backends.keras.measure.attempt import try_to_measure
 from autoprec.backends.keras.measure.batch_splitting import batch_of_model, splittable
 from autoprec.backends.keras.measure.step_graph import StepGraph, flops_by_unit, trace_step
 from autoprec.backends.keras.train.batch_dimension import count_samples
@@ -31,14 +31,9 @@ from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import compile_obstacle
 from autoprec.backends.keras.train.data import to_tensors
 from autoprec.backends.keras.train.first_loss_check import check_first_loss
-from autoprec.backends.keras.train.task_runner import (
-    build_model,
-    loss_in_logs,
-    on_tensorflow,
-    placed_on,
-    to_float,
-)
+from autoprec.backends.keras.train.task_runner import build_model, loss_in_logs, to_float
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.attempt import try_to_measure
 from autoprec.backends.shared.batch_splits import COMPARED_BATCHES
 from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts, Unit

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply.replicas import for_whole_batches
+from autoprec.backends.keras.devices import on_tensorflow, placed_on
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.keras.train.batch_dimension import count_samples
 from autoprec.backends.keras.train.batch_views import survey
@@ -27,8 +28,6 @@ from autoprec.backends.keras.train.task_runner import (
     VariableMemory,
     build_model,
     loss_in_logs,
-    on_tensorflow,
-    placed_on,
     raising_layers_noted,
     to_float,
 )

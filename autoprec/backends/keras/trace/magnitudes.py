@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
+from autoprec.backends.keras.devices import on_tensorflow
 from autoprec.backends.keras.measure.step_graph import (
     LayerCall,
     StepGraph,
@@ -24,7 +25,7 @@ from autoprec.backends.keras.measure.step_graph import (
 )
 from autoprec.backends.keras.train.data import to_numpy
 from autoprec.backends.keras.train.rng import same_in_every_dtype
-from autoprec.backends.keras.train.task_runner import loss_and_gradients, on_tensorflow
+from autoprec.backends.keras.train.task_runner import loss_and_gradients
 from autoprec.backends.shared.gradient_exponents import (
     SCALE_FACTOR,
     largest_exponent,

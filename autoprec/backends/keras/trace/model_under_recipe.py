@@ -21,6 +21,7 @@ import numpy as np
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.untracked_state import untracked_variables
+from autoprec.backends.keras.devices import on_tensorflow
 from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.surgeon import KerasSurgeon
@@ -42,7 +43,6 @@ from autoprec.backends.keras.train.task_runner import (
     build_model,
     gradient_function,
     loss_in_logs,
-    on_tensorflow,
     raising_layers_noted,
     state_variables,
     to_float,

@@ -11,12 +11,12 @@ from typing import Any
 
 import keras
 
+from autoprec.backends.keras.devices import placed_on
 from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee, gradient_error
 from autoprec.backends.keras.trace.repeatable_batches import batch_stream
 from autoprec.backends.keras.train.batch_dimension import count_samples, slice_samples
 from autoprec.backends.keras.train.recorded_outputs import outputs_error
-from autoprec.backends.keras.train.task_runner import placed_on
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.gradient_exponents import ExponentCounts
 from autoprec.backends.shared.initial_states import InitialStates

@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 from autoprec.backends.keras.apply.replicas import replica_count
-from autoprec.backends.keras.train.task_runner import on_tensorflow
+from autoprec.backends.keras.devices import on_tensorflow
 from autoprec.core.recipe import Recipe
 
 

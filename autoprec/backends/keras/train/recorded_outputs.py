@@ -19,10 +19,10 @@ from keras import ops
 from autoprec.backends.keras.apply.layer_names import child_layers
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.nested_outputs import tensors_in
+from autoprec.backends.keras.devices import on_tensorflow
 from autoprec.backends.keras.train.task_runner import (
     loss_and_gradients,
     loss_in_logs,
-    on_tensorflow,
     step_function,
 )
 from autoprec.core.numerics.output_scale import scale_of

@@ -17,11 +17,11 @@ from torch import nn
 from autoprec.backends.torch.apply.float32_islands import Float32Outputs
 from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.loop_checks import STEPS
-from autoprec.backends.torch.apply.watched_steps import unwatch_steps, warn_of_loop, watch_steps
+from autoprec.backends.torch.apply.noticed_steps import ignore_steps, notice_steps, warn_of_loop
 
 
 class CopyCheck:
-    """Watches the first optimizer steps of a copy; a call of it under any autocast ends that."""
+    """Notices the first optimizer steps of a copy; a call of it under any autocast ends that."""
 
     def __init__(self, copies: CopyChecks) -> None:
         self._copies = copies
@@ -43,7 +43,7 @@ class CopyCheck:
         if self._copies.told or torch.is_autocast_enabled(self._copies.device_type):
             self.end()
         else:
-            watch_steps(self)
+            notice_steps(self)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step of any optimizer; after the third one of the copy's, say what was seen."""
@@ -74,7 +74,7 @@ class CopyCheck:
         for wrapper in () if model is None else wrappers_on(model):
             if isinstance(wrapper, Float32Outputs):
                 wrapper.loop_check = None
-        unwatch_steps(self)
+        ignore_steps(self)
 
 
 class CopyChecks:

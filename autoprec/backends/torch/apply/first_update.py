@@ -26,7 +26,7 @@ def computes_products(module: nn.Module) -> bool:
 
 
 class FirstUpdate:
-    """Watches a model's modules from attaching until the first optimizer step that happens."""
+    """Looks at a model's modules from attaching until the first optimizer step that happens."""
 
     def __init__(
         self, root: nn.Module, *, islands: Collection[str], padded: Collection[str], compiled: bool

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from autoprec.backends.torch.apply.change_report import Skipped
 from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
-from autoprec.backends.torch.apply.padding_checks import wrapping_obstacle
+from autoprec.backends.torch.apply.padding import wrapping_obstacle
 from autoprec.core.speed.float8 import WIDTH_MULTIPLE, is_wide
 
 _FORWARD, _GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2

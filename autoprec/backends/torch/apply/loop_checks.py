@@ -3,8 +3,8 @@
 `apply_profile` alone changes no loop: one that never calls `precision.forward` or `autocast` trains
 in float32 for ever, one that never calls `precision.backward` makes an update of every micro-batch,
 and an autocast or a GradScaler of one's own takes the place of the profile's. None of it raises. So
-the first steps of the optimizers are watched; then a warning says what was seen and which lines to
-write, and nothing of the watch is left. Where a recipe asks nothing of a loop, nothing is said.
+the first steps of the optimizers are noticed; then a warning says what was seen and which lines to
+write, and nothing of it is left. Where a recipe asks nothing of a loop, nothing is said.
 
 The same steps show a `zero_grad()` of the loop's own. It is harmless until a profile accumulates,
 where it is an error: so it is said under every profile. And they show modules that were put into
@@ -32,13 +32,13 @@ from autoprec.backends.torch.apply.float32_islands import (
 from autoprec.backends.torch.apply.forward_wrappers import is_compiled, wrappers_on
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
+from autoprec.backends.torch.apply.noticed_steps import ignore_steps, notice_steps, warn_of_loop
 from autoprec.backends.torch.apply.seen_calls import (
     CALLS,
     SeenForwards,
     SeenUpdates,
     SeenZeroGrad,
 )
-from autoprec.backends.torch.apply.watched_steps import unwatch_steps, warn_of_loop, watch_steps
 from autoprec.backends.torch.dtypes import (
     EXACT_DTYPES,
     LOW_DTYPES,
@@ -48,7 +48,7 @@ from autoprec.backends.torch.dtypes import (
 from autoprec.core.recipe import Recipe
 
 STEPS = 3
-"""Steps of one optimizer that are watched."""
+"""Steps of one optimizer that are noticed."""
 
 _FORWARD = "In the loop, write\n    loss = loss_fn(precision.forward(inputs), targets)\n"
 _LINES = (
@@ -62,7 +62,7 @@ _OWN_SCALED = (
 
 
 class LoopCheck:
-    """Watches the first steps of a model's optimizers; holds neither the model nor them.
+    """Notices the first steps of a model's optimizers; holds neither the model nor them.
 
     Those are the ones it is given, and all others that have parameters of the model. Where none is
     given, nothing is attached to the model before one steps: it may never be trained.
@@ -97,7 +97,7 @@ class LoopCheck:
         if self._given:
             self._begin(model, optimizers)
         _tell_of_calls(unwrap(model), self)
-        watch_steps(self)
+        notice_steps(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Leave nothing of it in a copy of the model."""
@@ -113,8 +113,8 @@ class LoopCheck:
             self._handles.append(root.register_forward_pre_hook(self._seen))
             layers = _layers(root) if self._dtype is not None else ()
             self._handles += [each.register_forward_pre_hook(self._layers) for each in layers]
-        watched = (model, root, *optimizers) if self._given else ()
-        for owner in {id(each): each for each in watched}.values():
+        owners = (model, root, *optimizers) if self._given else ()
+        for owner in {id(each): each for each in owners}.values():
             if "zero_grad" not in vars(owner):
                 vars(owner)["zero_grad"] = SeenZeroGrad(owner, self.note_zero_grad)
                 self._owners.append(weakref.ref(owner))
@@ -170,7 +170,7 @@ class LoopCheck:
         model = self._model()
         if model is not None:
             _tell_of_calls(unwrap(model), None)
-        unwatch_steps(self)
+        ignore_steps(self)
         for handle in self._handles:
             handle.remove()
         for each in self._owners:
@@ -179,7 +179,7 @@ class LoopCheck:
                 del vars(owner)["zero_grad"]
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a step of any optimizer; after the last one that is watched, say what was seen."""
+        """Note a step of any optimizer; after the last of the first ones, say what was seen."""
         model = self._model()
         if model is None or not self._concerns(optimizer, model):
             return

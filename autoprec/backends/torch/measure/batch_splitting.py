@@ -19,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.attempt import NO_MEMORY, try_to_measure
 from autoprec.backends.shared.batch_splits import (
     Splitting,
     explain_difference,
@@ -27,11 +28,7 @@ from autoprec.backends.shared.batch_splits import (
     judge_splitting,
 )
 from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
-from autoprec.backends.torch.measure.step_costs import (
-    NO_MEMORY,
-    buffers_preserved,
-    try_to_measure,
-)
+from autoprec.backends.torch.measure.step_costs import buffers_preserved
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.held_snapshot import around, held_generators
 from autoprec.backends.torch.train.model_state import stored_values

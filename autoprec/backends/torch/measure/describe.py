@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.attempt import try_to_measure
 from autoprec.backends.shared.batch_splits import COMPARED_BATCHES
 from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
@@ -28,15 +29,14 @@ from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.measure.batch_splitting import splittable
 from autoprec.backends.torch.measure.first_loss_check import check_first_loss
 from autoprec.backends.torch.measure.flops import OUTSIDE
+from autoprec.backends.torch.measure.observed_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.measure.step_costs import (
     kernels,
     operations,
     run_pass,
     saved_bytes,
     slowest_operator,
-    try_to_measure,
 )
-from autoprec.backends.torch.measure.watched_calls import attention_length, keeps_outputs
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.batch_views import marks_of, survey
 from autoprec.backends.torch.train.task_precision import (

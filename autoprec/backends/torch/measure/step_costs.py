@@ -7,44 +7,24 @@ nested tensors. That is no fault of the task; what cannot be measured is unknown
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.attempt import try_to_measure
 from autoprec.backends.shared.kernel_counts import KernelCounts
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.measure.flops import count, registry, total
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 from autoprec.core.measurement import Kernel
 
-Result = TypeVar("Result")
-
-NO_MEMORY = "there is not enough memory for it"
-
 _TIMED_PASSES, _LONG_PASS_SECONDS = 5, 0.2
-
-
-def try_to_measure(measure: Callable[[], Result]) -> tuple[Result | None, str]:
-    """Return what `measure` gives, or None and why it failed: out of memory is a reason too."""
-    try:
-        return measure(), ""
-    except Exception as error:
-        why = _reason(error)
-    gc.collect()  # what the failed pass held
-    return None, why
-
-
-def _reason(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}".partition("\n")[0]
-    full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
-    return NO_MEMORY if full else text
 
 
 def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str, int]:
@@ -93,10 +73,10 @@ def kernels(
     task: Task, model: nn.Module, batch: Any, seed: int, samples: int
 ) -> tuple[Kernel, ...]:
     """List the kernels that one forward and backward pass runs."""
-    watch = _Kernels(model, samples)
-    with watch:
+    counting = _Kernels(model, samples)
+    with counting:
         run_pass(task, model, batch, seed)
-    return watch.counts.kernels()
+    return counting.counts.kernels()
 
 
 class _OperatorTimes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -128,11 +108,11 @@ def slowest_operator(
     """
     least: dict[str, float] = {}
     for _ in range(_TIMED_PASSES):
-        watch = _OperatorTimes(wait)
-        with watch:
+        timing = _OperatorTimes(wait)
+        with timing:
             run_pass(task, model, batch, seed)
-        least = {name: min(own, least.get(name, own)) for name, own in watch.seconds.items()}
-        if sum(watch.seconds.values()) > _LONG_PASS_SECONDS:
+        least = {name: min(own, least.get(name, own)) for name, own in timing.seconds.items()}
+        if sum(timing.seconds.values()) > _LONG_PASS_SECONDS:
             break
     return max(least.items(), key=lambda item: item[1], default=("", 0.0))
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.optim.swa_utils import AveragedModel
 
-from autoprec.backends.torch.apply import watched_steps
+from autoprec.backends.torch.apply import noticed_steps
 from autoprec.errors import AutoprecWarning
 from tests.backends.torch.operated import BFLOAT16, FLOAT16, FLOAT32, adam, apply, batches, mlp
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)
-def _nothing_else_is_watched() -> None:
+def _no_other_steps_are_noticed() -> None:
     """Models of other tests may be alive still."""
-    for check in list(watched_steps._WATCHING):
+    for check in list(noticed_steps._NOTICING):
         check.end()
 
 
@@ -71,7 +71,7 @@ def test_copies_that_a_plain_loop_trains_are_told_of_once(
     (text,) = told(lambda: [trained(each) for each in copies])  # type: ignore[arg-type]
     assert text.startswith("a copy of a model that a profile was applied to trains in float32")
     assert f"and not in {recipe.policy}" in text
-    assert not [each for each in watched_steps._WATCHING if each is not precision.loop_check]
+    assert not [each for each in noticed_steps._NOTICING if each is not precision.loop_check]
 
 
 def evaluated(precision: Any, copied: nn.Module) -> None:

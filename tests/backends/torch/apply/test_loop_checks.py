@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
 )
 
-from autoprec.backends.torch.apply import watched_steps
+from autoprec.backends.torch.apply import noticed_steps
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
@@ -39,9 +39,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)
-def _nothing_else_is_watched() -> None:
+def _no_other_steps_are_noticed() -> None:
     """Models of other tests may be alive still."""
-    for check in list(watched_steps._WATCHING):
+    for check in list(noticed_steps._NOTICING):
         check.end()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.functional import cross_entropy
 
-from autoprec.backends.torch.apply import watched_steps
+from autoprec.backends.torch.apply import noticed_steps
 from autoprec.errors import AutoprecWarning, UsageError
 from tests.backends.torch.operated import BFLOAT16, FLOAT16, FLOAT32, adam, apply, batches, mlp
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)
-def _nothing_else_is_watched() -> None:
+def _no_other_steps_are_noticed() -> None:
     """Models of other tests may be alive still."""
-    for check in list(watched_steps._WATCHING):
+    for check in list(noticed_steps._NOTICING):
         check.end()
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from autoprec.backends.torch.apply.model_changes import restore
-from autoprec.backends.torch.apply.padding_checks import padding_obstacle
+from autoprec.backends.torch.apply.padding import padding_obstacle
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
 from tests.backends.torch.operated import apply

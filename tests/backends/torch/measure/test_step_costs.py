@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autoprec.backends.shared.attempt import try_to_measure
 from autoprec.backends.torch.measure import describe, step_costs
 from tests.backends.torch.described import facts, pairs, small, task
 
@@ -160,7 +161,7 @@ def test_an_operator_that_cannot_be_timed_is_none() -> None:
     def wait() -> None:
         raise RuntimeError("the device is lost")
 
-    assert step_costs.try_to_measure(
+    assert try_to_measure(
         lambda: step_costs.slowest_operator(task(), small(), next(pairs(8)), 0, wait)
     ) == (None, "RuntimeError: the device is lost")
 
@@ -170,7 +171,7 @@ def test_kernels_that_cannot_be_watched_are_unknown(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("no dispatch here")
 
     monkeypatch.setattr(step_costs, "run_pass", fail)
-    assert step_costs.try_to_measure(lambda: step_costs.kernels(task(), small(), None, 0, 1)) == (
+    assert try_to_measure(lambda: step_costs.kernels(task(), small(), None, 0, 1)) == (
         None,
         "RuntimeError: no dispatch here",
     )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autoprec.backends.torch.measure import watched_calls
-from autoprec.backends.torch.measure.watched_calls import attention_length, keeps_outputs
+from autoprec.backends.torch.measure import observed_calls
+from autoprec.backends.torch.measure.observed_calls import attention_length, keeps_outputs
 
 HELD: list[Tensor] = []
 
@@ -57,7 +57,7 @@ def test_dropout_in_a_kernel_leaves_nothing_to_compare() -> None:
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     assert attention_length(lambda: flash(query, query, query)) == 6
     called = [flash.default, (), (query, query, query, 0.1)]
-    calls = watched_calls._AttentionCalls()
+    calls = observed_calls._AttentionCalls()
     with pytest.raises(RuntimeError):
         calls.__torch_dispatch__(*called)
     assert calls.drops

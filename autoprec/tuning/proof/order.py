@@ -1,4 +1,4 @@
-"""The proof stage: which recipes are worth a proof, and in which order."""
+"""Which recipes are worth a check against float32, and in which order."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ from autoprec.tuning.race.interleaved_timing import (
     keep_all,
     time_interleaved,
 )
+from autoprec.tuning.race.run_race import time_race
 from autoprec.tuning.race.sessions import FinalistFailed, raise_baseline_failed
-from autoprec.tuning.race.stage import time_race
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,

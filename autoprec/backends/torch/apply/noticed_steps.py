@@ -15,36 +15,36 @@ from autoprec.errors import AutoprecWarning
 
 _SILENCE = "To silence: filter autoprec.errors.AutoprecWarning"
 
-_WATCHING: weakref.WeakSet[Any] = weakref.WeakSet()
+_NOTICING: weakref.WeakSet[Any] = weakref.WeakSet()
 _HOOK: list[Any] = []  # torch's handle of the one hook for the steps of all optimizers
 
 
-def watch_steps(check: Any) -> None:
+def notice_steps(check: Any) -> None:
     """Call `check.after_step` after every step of any torch optimizer, as long as it lives."""
-    _WATCHING.add(check)
+    _NOTICING.add(check)
     if not _HOOK:
         _HOOK.append(register_optimizer_step_post_hook(_after_any_step))
 
 
-def unwatch_steps(check: Any) -> None:
+def ignore_steps(check: Any) -> None:
     """Call it no longer."""
-    _WATCHING.discard(check)
+    _NOTICING.discard(check)
     _end_idle_hook()
 
 
 def _after_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for check in list(_WATCHING):
+    for check in list(_NOTICING):
         check.after_step(optimizer)
     _end_idle_hook()
 
 
 def _end_idle_hook() -> None:
-    """Remove the hook where nothing is watched.
+    """Remove the hook where no steps are noticed.
 
     torch may be going through its hooks just now, where only the last one can be removed: one that
     is not does nothing until then.
     """
-    if _HOOK and not _WATCHING:
+    if _HOOK and not _NOTICING:
         hooks = _HOOK[0].hooks_dict_ref()
         if hooks is None or next(reversed(hooks), None) == _HOOK[0].id:
             _HOOK.pop().remove()

@@ -13,7 +13,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError
 from autoprec.tuning.race import interleaved_timing
-from autoprec.tuning.race.stage import run_race
+from autoprec.tuning.race.run_race import run_race
 from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.time_limit import SEARCH_SHARE, SECOND_SEARCH_SHARE, Deadline
 from tests.tuning.fake_timing import FAST, JOB, PLAIN, RUNNER, FakeTiming, searched

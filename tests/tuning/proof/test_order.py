@@ -21,8 +21,8 @@ from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.options import Options
+from autoprec.tuning.proof.order import is_float16_next, replace_finalist, run_proofs
 from autoprec.tuning.proof.prover import ProofAttempt
-from autoprec.tuning.proof.stage import is_float16_next, replace_finalist, run_proofs
 from autoprec.tuning.stage_results import (
     REFERENCE,
     FinalistLost,

@@ -1,4 +1,4 @@
-"""Watches a forward and backward pass for what decides which kernels and graphs it may use."""
+"""Looks in a forward and backward pass for what decides which kernels and graphs it may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search stage: the trials, and the baseline that fits."""
+"""Runs the search: the trials, and the baseline that fits; says which recipe leads after it."""
 
 from __future__ import annotations
 

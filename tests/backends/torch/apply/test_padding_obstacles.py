@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.padding_checks import padding_obstacle
+from autoprec.backends.torch.apply.padding import padding_obstacle
 from autoprec.core.recipe import Alignment, Recipe
 from tests.backends.torch.operated import apply
 
