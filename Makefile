@@ -96,8 +96,9 @@ check: lint types tests-plain  ## Run the checks of a minute: format, lint, type
 .PHONY: tests tests-plain tests-torch tests-keras
 tests: tests-plain tests-torch tests-keras  ## Run the tests, each framework's in processes of its own.
 
+# Tests of clusters wait for most of their time: where they run, one file more does.
 tests-plain: $(TESTS_INSTALLED)
-	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and $(EVERY_DAY)"
+	$(RUN_FILES_IN_PARALLEL) $(if $(filter scale,$(ALSO)),-n $$(($(JOBS) + 1))) -m "not torch and not keras and $(EVERY_DAY)"
 
 tests-torch: $(TESTS_INSTALLED)
 	$(RUN_FILES_IN_PARALLEL) -m "torch and $(EVERY_DAY)"
