@@ -8,7 +8,9 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# pip would compile with one core. Some packages hold files that are for other versions of Python.
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j $(JOBS) $(CURDIR)/$(VENV)/lib || true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -24,22 +26,27 @@ $(BIN)/python:
 
 $(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[torch,examples]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.all-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.demo-installed
 
 $(VENV)/.docs-installed: $(VENV)/.all-installed
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev,docs]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.scale-installed: $(VENV)/.all-installed
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev,ray]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.integrations-installed: $(VENV)/.docs-installed
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev,docs,integrations]'
+	@$(COMPILE)
 	@touch $@
 
 # -- use ------------------------------------------------------------------------------------------
@@ -89,8 +96,9 @@ check: lint types tests-plain  ## Run the checks of a minute: format, lint, type
 .PHONY: tests tests-plain tests-torch tests-keras
 tests: tests-plain tests-torch tests-keras  ## Run the tests, each framework's in processes of its own.
 
+# Tests of clusters wait for most of their time: where they run, one file more does.
 tests-plain: $(TESTS_INSTALLED)
-	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and $(EVERY_DAY)"
+	$(RUN_FILES_IN_PARALLEL) $(if $(filter scale,$(ALSO)),-n $$(($(JOBS) + 1))) -m "not torch and not keras and $(EVERY_DAY)"
 
 tests-torch: $(TESTS_INSTALLED)
 	$(RUN_FILES_IN_PARALLEL) -m "torch and $(EVERY_DAY)"

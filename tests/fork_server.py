@@ -43,17 +43,22 @@ PYTHON = sys.executable
 
 
 class ForkServer:
-    """The client's side of one server process, which is started with the first worker."""
+    """The client's side of one server process, which is started with the first worker.
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    It has imported the `modules`, under the environment of a worker that is given `more`; without
+    modules it is forked from this process as it is then.
+    """
+
+    def __init__(self, modules: Sequence[str] = (), more: Mapping[str, str] | None = None) -> None:
         self.modules = tuple(modules)
+        self._more = dict(more or {})
         self._environment: dict[str, str] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | _Fork | None = None
         self._socket: socket.socket | None = None
 
     def can_start(self, environment: dict[str, str]) -> bool:
         """Return whether a process with this environment may be forked."""
-        mine = self._environment or worker_environment()
+        mine = self._environment or worker_environment(self._more)
         names = {n for n in {*mine, *environment} if mine.get(n) != environment.get(n)}
         return all(name in _FREE or name.startswith(_FREE_PREFIXES) for name in names)
 
@@ -79,16 +84,18 @@ class ForkServer:
         *arguments: object,
         seconds: float = 240.0,
         environment: Mapping[str, str] = os.environ,
+        folder: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Python file in the current folder, as `python FILE ...` would.
+        """Run a Python file in a folder (the current one), as `python FILE ...` would.
 
-        Nothing of the `environment` may be read at import that differs from the server's.
+        Nothing of the `environment` may be read at import that differs from the server's. What
+        takes longer than `seconds` is asked for its stack, and is an AssertionError.
         """
         words = [str(script), *map(str, arguments)]
         request = {
             "arguments": words,
             "environment": dict(environment),
-            "folder": os.getcwd(),
+            "folder": str(folder or os.getcwd()),
             "numbers": [],
             "path": str(script.parent),
         }
@@ -98,13 +105,21 @@ class ForkServer:
             tempfile.TemporaryFile("w+") as errors,
         ):
             child = self._fork(request, [each.fileno() for each in (null, out, errors)])
+            code = None
             try:
-                code = child.wait(seconds)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = child.wait(seconds)
+                if code is None:
+                    child.send_signal(signal.SIGABRT)
+                    child.wait(30.0)
             finally:
                 child.kill()
             out.seek(0)
             errors.seek(0)
-            return subprocess.CompletedProcess(words, code, out.read(), errors.read())
+            said = out.read(), errors.read()
+            if code is None:
+                raise AssertionError("\n".join((f"still running after {seconds:g} s:", *said)))
+            return subprocess.CompletedProcess(words, code, *said)
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> ForkedProcess:
         """Fork a process whose descriptors 0, 1, 2 and those of `numbers` are these."""
@@ -144,15 +159,40 @@ class ForkServer:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._environment = worker_environment()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(theirs.fileno()), *self.modules],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            env=self._environment,
+        self._environment = worker_environment(self._more)
+        self._process = (
+            subprocess.Popen(
+                [sys.executable, "-P", __file__, str(theirs.fileno()), *self.modules],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=self._environment,
+            )
+            if self.modules
+            else _Fork(ours, theirs)
         )
         theirs.close()
         self._socket = ours
+
+
+class _Fork:
+    """What of `subprocess.Popen` a server needs that is forked from this process."""
+
+    def __init__(self, client: socket.socket, requests: socket.socket) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                client.close()
+                serve(requests, ())
+            finally:
+                os._exit(1)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        os.waitpid(self.pid, 0)
 
 
 class ForkedProcess:
@@ -204,11 +244,11 @@ class ForkedProcess:
         return line
 
 
-def worker_environment() -> dict[str, str]:
-    """Return the environment of a worker that is given nothing of its own."""
+def worker_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a worker that is given `more` than its tuner's."""
     from autoprec.workers.environment import worker_environment
 
-    return worker_environment({})
+    return worker_environment(more)
 
 
 @contextlib.contextmanager

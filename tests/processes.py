@@ -25,26 +25,20 @@ job.PATIENCE_SECONDS = 0.0
 probing.measure_device = lambda facts, software: facts
 """
 
-#: Workers are forked from a process that has the modules named in the first word.
-_FORKING = """
+#: What starts `autoprec` in a test's child process; the words of its command line follow.
+AUTOPREC = (sys.executable, "-c", f"{_SET_UP}sys.exit(cli.main())")
+
+#: The same in a process that has imported a framework already: its workers are forked from it.
+AUTOPREC_FORKING = f"""{_SET_UP}
 from tests.fork_server import ForkServer, forked_workers
-server = ForkServer(sys.argv.pop(1).split(","))
+server = ForkServer()
+assert server.pid
 try:
     with forked_workers(server):
         sys.exit(cli.main())
 finally:
     server.stop()
 """
-
-#: What starts `autoprec` in a test's child process; the words of its command line follow.
-AUTOPREC = (sys.executable, "-c", f"{_SET_UP}sys.exit(cli.main())")
-
-
-def autoprec_forking(framework: str) -> tuple[str, ...]:
-    """What starts it with workers that have imported `framework` ("torch") before they begin."""
-    shared = ("autoprec.workers", "autoprec.core", "autoprec.backends.shared")
-    modules = ",".join((*shared, f"autoprec.backends.{framework}"))
-    return (sys.executable, "-c", _SET_UP + _FORKING, modules)
 
 
 def name_of(mark: str) -> str:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.fork_server import ForkServer, forked_workers
+from tests.fork_server import ForkServer, forked_from, forked_workers
 
 
 @pytest.fixture
@@ -45,4 +45,13 @@ def with_trainers(forked: ForkServer) -> Iterator[ForkServer]:
 def workers_with_trainers(with_trainers: ForkServer) -> Iterator[None]:
     """Fork the workers of tunings from it."""
     with forked_workers(with_trainers):
+        yield
+
+
+@pytest.fixture
+def runs_with_trainers(with_trainers: ForkServer) -> Iterator[None]:
+    """Fork the runs of `verify --script` from it."""
+    from autoprec.tuning.flow import script_verification
+
+    with forked_from(with_trainers, script_verification):
         yield

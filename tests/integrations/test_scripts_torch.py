@@ -14,6 +14,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.errors import TaskError, UserCodeError
 from autoprec.tuning.events import Event, Note
 from autoprec.workers.failures import FailureKind, WorkerFailure
+from tests.fork_server import ForkServer
 from tests.processes import MARK, survivors
 from tests.training_scripts import QUICK, Project
 
@@ -188,11 +189,6 @@ def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, request: pytest.FixtureRequest
 ) -> None:
     """What it is found to be, and what its starts cost, is said; the same command resumes it."""
-    if script == TRANSFORMERS:
-        request.getfixturevalue("workers_with_trainers")
-    else:  # its workers are started as users start them
-        forked = request.getfixturevalue("forked")
-        monkeypatch.setattr(forked, "can_start", lambda environment: False)
     monkeypatch.setenv("AUTOPREC_CACHE", str(tmp_path / "cache"))
     project = Project(tmp_path, script)
     monkeypatch.setenv("AUTOPREC_STARTS", str(project.starts))
@@ -205,7 +201,11 @@ def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
 
     settings: dict[str, Any] = {"device": "cpu", "extras": False, "trials": 2, "rounds": 1}
     settings |= {"proof_steps": 8, "listener": listen, "arguments": ["--rate", "1e-3"]}
-    profile = tune("train.py", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        if script != TRANSFORMERS:  # its workers are started as users start them
+            patch.setattr(ForkServer, "can_start", lambda server, environment: False)
+        request.getfixturevalue("workers_with_trainers")
+        profile = tune("train.py", **settings)
     assert survivors(str(tmp_path), 2.0) == []
     assert profile.task.file == "train.py"
     assert (profile.task.arguments, profile.task.at) == (("--rate", "1e-3"), 1)

@@ -7,8 +7,6 @@ import difflib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -224,22 +222,18 @@ def test_the_sections_on_timm_and_deepspeed() -> None:
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
-def test_the_plugin_is_of_the_package_that_is_in_use(package: str) -> None:
+def test_the_plugin_is_of_the_package_that_is_in_use(
+    package: str, tmp_path: Path, forked: ForkServer
+) -> None:
     code = (
         f"import {package}\n"
         "from autoprec import Recipe\n"
         "from autoprec.integrations.lightning import plugin\n"
         "print(type(plugin(Recipe())).__mro__)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=200,
-        check=True,
-    )
+    (tmp_path / "uses_one.py").write_text(code)
+    done = forked.run(tmp_path / "uses_one.py")
+    assert done.returncode == 0, done.stderr
     expected = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}[package]
     assert f"'{expected}.plugins.precision" in done.stdout
     assert integration.__name__ == "autoprec.integrations.lightning"

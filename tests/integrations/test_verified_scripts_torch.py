@@ -41,7 +41,10 @@ def test_a_whole_script_is_run_with_its_profile_and_without(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     write_profile: Callable[[Recipe, str], Path],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if name != "lightning":  # whose runs are started as users start them
+        request.getfixturevalue("runs_with_trainers")
     recipe = Recipe(**{"policy": Policy.MIXED_BFLOAT16, **PROFILES[name]})
     profile = write_profile(recipe, "torch")
     script = shutil.copy(ROOT / "examples" / "trainers" / f"{name}_after.py", profile.parent)

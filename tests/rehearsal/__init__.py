@@ -21,20 +21,39 @@ import json
 import os
 import signal
 import subprocess
-import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from processes import AUTOPREC, autoprec_forking
+from processes import AUTOPREC, AUTOPREC_FORKING
 
 from rehearsal.build import library
+from tests.fork_server import ForkServer
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 _GUARD = {"cuda": "CUDA", "rocm": "CUDA", "xpu": "XPU", "mps": "MPS"}
 GIB = 2**30
+
+#: Processes that have imported a framework and pretend nothing, by framework and guard.
+_SERVERS: dict[tuple[str, str], ForkServer] = {}
+_ONE_AT_A_TIME = threading.Lock()
+_IMPORTED = (
+    "autoprec.workers",
+    "autoprec.core",
+    "autoprec.backends.shared",
+    "autoprec.cli",
+    "autoprec.tuning",
+)
+
+
+def stop_servers() -> None:
+    """End what the rehearsed processes were forked from."""
+    while _SERVERS:
+        _SERVERS.popitem()[1].stop()
+
 
 #: How a program ends: torch's threads for a pretended device may abort a process that goes on.
 _END = "import os, sys; sys.stdout.flush(); sys.stderr.flush(); os._exit(0)"
@@ -129,15 +148,30 @@ class Rehearsal:
 
     def python(self, code: str, *arguments: object, seconds: float = 120) -> str:
         """Run a program on this machine; return what it printed. It must end well."""
-        program = f"{code}\n{_END}"
-        done = self.run([sys.executable, "-c", program, *map(str, arguments)], seconds=seconds)
+        done = self._fork("torch", f"{code}\n{_END}", *arguments, seconds=seconds)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def autoprec(self, *words: object, seconds: float = 540) -> subprocess.CompletedProcess[str]:
         """Run the command line on this machine."""
-        command = autoprec_forking(self.forked) if self.forked else AUTOPREC
-        return self.run([*command, *map(str, words)], seconds=seconds)
+        if self.forked and self.driven:
+            return self._fork(self.forked, AUTOPREC_FORKING, *words, seconds=seconds)
+        return self.run([*AUTOPREC, *map(str, words)], seconds=seconds)
+
+    def _fork(
+        self, framework: str, program: str, *words: object, seconds: float
+    ) -> subprocess.CompletedProcess[str]:
+        variables = self.variables()
+        with _ONE_AT_A_TIME:
+            which = (framework, _GUARD[self.kind])
+            if which not in _SERVERS:
+                modules = (*_IMPORTED, f"autoprec.backends.{framework}")
+                _SERVERS[which] = ForkServer(modules, {**variables, "REHEARSAL": ""})
+            server = _SERVERS[which]
+            assert server.pid
+        script = _HERE / "forked.py"
+        settings = {"seconds": seconds, "environment": variables, "folder": self.folder}
+        return server.run(script, program, *words, **settings)
 
     def run(self, command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
         """Run a command on this machine; where it hangs, say what it had printed, and its stack."""

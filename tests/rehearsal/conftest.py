@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from rehearsal import Rehearsal
+from rehearsal import Rehearsal, stop_servers
 from rehearsal.jobs import Tuned, running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end() -> Iterator[None]:
+    yield
+    stop_servers()
 
 
 @pytest.fixture

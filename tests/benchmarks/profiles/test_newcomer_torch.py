@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ def test_the_scripts_are_where_it_looks(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.release
+@pytest.mark.usefixtures("unmeasured")
 def test_the_command_tunes_and_trains_on_the_same_number_of_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its tuning is cut short."""
+    quick = partial(newcomer.tune, rounds=1, proof_steps=30, extras=False)
+    monkeypatch.setattr(newcomer, "tune", quick)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks apart from other tests' tunings
     output = tmp_path / "newcomer.json"
     words = ["--tasks", "digits_net", "--seeds", "1", "--epochs", "3", "--trials", "1"]

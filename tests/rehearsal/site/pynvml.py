@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pretended import settings
-
 
 class NVMLError(Exception):
     """What NVML raises, with its return code."""
@@ -16,11 +14,18 @@ class NVMLError(Exception):
         self.value = value
 
 
+def _settings() -> Any:
+    """Which torch does not ask for when it imports this."""
+    from pretended import settings
+
+    return settings
+
+
 def nvmlInit() -> None:
-    if settings.KIND != "cuda" or not settings.GIVEN["nvml"]:
+    if _settings().KIND != "cuda" or not _settings().GIVEN["nvml"]:
         raise NVMLError(12, "NVML Shared Library Not Found")
-    if settings.GIVEN["nvml_error"]:
-        raise NVMLError(settings.GIVEN["nvml_error"], "NVML Error")
+    if _settings().GIVEN["nvml_error"]:
+        raise NVMLError(_settings().GIVEN["nvml_error"], "NVML Error")
 
 
 def nvmlShutdown() -> None: ...
@@ -31,11 +36,11 @@ def nvmlSystemGetDriverVersion() -> str:
 
 
 def nvmlDeviceGetCount() -> int:
-    return len(settings.MACHINE)
+    return len(_settings().MACHINE)
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> dict[str, Any]:
-    return settings.MACHINE[index]
+    return _settings().MACHINE[index]
 
 
 def nvmlDeviceGetCudaComputeCapability(gpu: dict[str, Any]) -> tuple[int, ...]:
@@ -51,7 +56,7 @@ def nvmlDeviceGetUUID(gpu: dict[str, Any]) -> str:
 
 
 def nvmlDeviceGetPciInfo(gpu: dict[str, Any]) -> SimpleNamespace:
-    return SimpleNamespace(busId=f"00000000:0{settings.MACHINE.index(gpu) + 1}:00.0")
+    return SimpleNamespace(busId=f"00000000:0{_settings().MACHINE.index(gpu) + 1}:00.0")
 
 
 def nvmlDeviceGetMigMode(gpu: dict[str, Any]) -> tuple[int, int]:

@@ -1,4 +1,7 @@
-"""On PYTHONPATH: pretends an accelerator in this process, once it imports what looks for one."""
+"""On PYTHONPATH: pretends an accelerator in this process, once it imports what looks for one.
+
+Where REHEARSAL is empty, only what is forked from this process pretends one, by `begin`.
+"""
 
 import importlib
 import importlib.abc
@@ -59,6 +62,27 @@ class _Dynamo(types.ModuleType):
         return getattr(importlib.import_module("torch._dynamo"), name)
 
 
+_waiting = []
+
+
+def begin():
+    """Pretend what the environment names by now, in what was imported without it."""
+    while _waiting:
+        _waiting.pop(0)()
+
+
+def _when_named(install):
+    """Decorate what is done after an import: at once, or by `begin`."""
+
+    def after(module):
+        _waiting.append(lambda: install(module))
+        if os.environ["REHEARSAL"]:
+            begin()
+
+    return after
+
+
+@_when_named
 def _after_torch(module):
     from pretended import border
 
@@ -66,12 +90,14 @@ def _after_torch(module):
     border.install()
 
 
+@_when_named
 def _after_tensorflow(module):
     from pretended import tensorflow
 
     tensorflow.install(module)
 
 
+@_when_named
 def _after_machine(module):
     from pretended import machine
 

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoprec.backends.protocol import Task
+from autoprec.backends.protocol import Task, Tracer
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.single_step import check_single_steps
+from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.proof.recipe_proof import Proof
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 
@@ -70,21 +71,38 @@ def data(batch_size: int) -> Iterator[Any]:
         yield x, x.sum(-1)
 
 
-def prove(model: type[Net], recipe: Recipe, steps: int) -> Verdict:
+def tracer(model: type[Net]) -> Tracer:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     task = Task("net.py", model, data, nn.functional.mse_loss, build_optimizer=optimizer)
-    tracer = TorchBackend().tracer(task, device="cpu", seed=0, report=lambda *_: None)
-    return Proof(tracer, steps=steps).prove(recipe)
+    return TorchBackend().tracer(task, device="cpu", seed=0, report=lambda *_: None)
 
 
+def prove(model: type[Net], recipe: Recipe, steps: int) -> Verdict:
+    return Proof(tracer(model), steps=steps).prove(recipe)
+
+
+@pytest.mark.parametrize(("model", "passes"), [(Net, True), (Uneven, False)])
+def test_a_single_step_shows_rows_that_one_scale_cannot_hold(
+    model: type[Net], passes: bool
+) -> None:
+    traced = tracer(model)
+    traced.reference(batch_size=16, steps=1, checkpoints=(0,))
+    check = check_single_steps(
+        traced.compare_steps(recipe=FLOAT8), traced.noise(draws=3), Tolerance()
+    )
+    assert check.passed is passes, check
+
+
+@pytest.mark.slow
 def test_weights_of_very_different_rows_under_one_scale_are_caught() -> None:
     assert prove(Uneven, BFLOAT16, 30).verdict == "equal"
     verdict = prove(Uneven, FLOAT8, 30)
     assert verdict.verdict in ("drift", "rejected"), verdict.reason
 
 
+@pytest.mark.slow
 def test_two_hidden_layers_train_like_float32_and_it_is_said_how_little_that_shows() -> None:
     verdict = prove(Net, FLOAT8, 120)
     assert verdict.verdict == "equal", verdict.reason

@@ -113,6 +113,18 @@ def test_a_single_step_that_is_not_finite_ends_the_proof_at_once():
     assert "not finite" in verdict.not_covered[0]
 
 
+def test_what_multiplies_in_float8_takes_every_step_and_it_is_said_how_little_that_shows():
+    float8 = Proof(FakeTracer(), steps=120).prove(
+        replace(BFLOAT16, compile=True, knobs={"float8": True})
+    )
+    assert float8.verdict == "equal"
+    assert float8.steps == float8.most_steps == 120
+    assert "in float8, 120 steps show gross failures only: compare a longer " in float8.reason
+    plain = Proof(FakeTracer(), steps=120).prove(BFLOAT16)
+    assert plain.steps < 120
+    assert "gross failures" not in plain.reason
+
+
 def test_until_failure_leaves_the_trajectories_out():
     tracer = FakeTracer(step_error=0.3)
     verdict = Proof(tracer).prove(BFLOAT16, until_failure=True)

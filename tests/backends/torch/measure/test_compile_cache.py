@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from autoprec.backends.protocol import Task
+from autoprec.backends.torch.measure import session as sessions
 from autoprec.backends.torch.measure.session import TorchSession
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 
-pytestmark = [
-    pytest.mark.slow,
-    # What importing Inductor warns of.
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),
-]
+# What importing Inductor warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+
+POLICIES = [Policy.FLOAT32, Policy.MIXED_BFLOAT16]
 
 
 class Net(nn.Module):
@@ -43,7 +44,48 @@ def compiled_anew() -> int:
     return int(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"])
 
 
-@pytest.mark.parametrize("policy", [Policy.FLOAT32, Policy.MIXED_BFLOAT16])
+def timed(task: Task, recipe: Recipe) -> None:
+    """Compile and run a few steps, as every timing begins."""
+    TorchSession(task, recipe, device="cpu", seed=0, report=lambda *_: None).close()
+
+
+def proven(task: Task, recipe: Recipe) -> None:
+    """Train as a proof does, after the float32 run that shows whether a step draws numbers."""
+    tracer = torch_tracer(task, device="cpu", seed=0, report=lambda *_: None)
+    tracer.reference(batch_size=8, steps=2, checkpoints=(0,))
+    tracer.trajectory(recipe=recipe, seed=0, steps=2)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_to_be_compiled_is_the_same_each_time(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph, its inputs and how it draws numbers: of these Inductor's cache makes its key."""
+    import torch._inductor.config as inductor
+
+    seen: list[Any] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        given = [(each.shape, each.stride(), each.dtype, each.requires_grad) for each in inputs]
+        seen.append((graph.code, given, inductor.fallback_random))
+        return graph.forward
+
+    surgeon = TorchSurgeon(compile_backend=note)
+    monkeypatch.setattr(sessions, "TorchSurgeon", lambda: surgeon)
+    monkeypatch.setattr("autoprec.backends.torch.surgeon.TorchSurgeon", lambda: surgeon)
+    task = Task("net.py", Net, data, nn.functional.mse_loss)
+    recipe = Recipe(policy, batch_size=8, compile=True)
+    timed(task, recipe)
+    first = seen.copy()
+    for again in (timed, proven):
+        seen.clear()
+        again(task, recipe)
+        assert seen
+        assert all(each in first for each in seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_second_session_and_a_training_of_the_proof_compile_nothing_anew(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,12 +94,9 @@ def test_a_second_session_and_a_training_of_the_proof_compile_nothing_anew(
     recipe = Recipe(policy, batch_size=8, compile=True)
     seen = []
     for _ in range(2):
-        session = TorchSession(task, recipe, device="cpu", seed=0, report=lambda *_: None)
+        timed(task, recipe)
         seen.append(compiled_anew())
-        session.close()
     assert seen[0] > 0
     assert seen[1] == 0
-    tracer = torch_tracer(task, device="cpu", seed=0, report=lambda *_: None)
-    tracer.reference(batch_size=8, steps=2, checkpoints=(0,))
-    tracer.trajectory(recipe=recipe, seed=0, steps=2)
+    proven(task, recipe)
     assert compiled_anew() == 0
