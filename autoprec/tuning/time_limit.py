@@ -1,7 +1,8 @@
 """When a tuning must end, and which share of its time has passed when each stage must end.
 
 One absolute deadline is handed through all stages, so that the time one stage used is gone for the
-next. A stage checks it between two trials, runs or rounds; work in progress is not interrupted.
+next. A stage begins a trial, a check or rounds only if what they are expected to take, by the steps
+and compilers seen so far, fits into what is left of its share; what has begun is not interrupted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ SECOND_SEARCH_SHARE = 0.6
 SHORTEST_PROOF_STEPS = 40
 """What the shortest proof takes, in float32 steps at the recipe's batch, with a margin: single
 steps and noise take up to about 30, and trainings of slow steps run at a smaller batch."""
+
+SETTINGS_STEPS = 25
+"""What comparing a recipe's settings with plain float32 takes, in float32 steps at its batch: five
+batches each way, perturbed ones, and updates."""
 
 
 @dataclass(frozen=True)

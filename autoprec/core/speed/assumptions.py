@@ -25,6 +25,11 @@ class Assumptions:
     """What a new worker takes until its first session can be opened, and what it imports then: 0.9
     and 1 s for PyTorch on a Zen 5 (Keras 2.3 s, on GPUs 7 to 9 s)."""
 
+    compile_seconds: float = 40.0
+    """What compiling a recipe is taken to need, until one has run compiled: torch.compile took 1 to
+    35 s for 14 recipes on a Xeon with AMX (benchmarks/results/compiled-2026-11-21.json), 55 s for
+    a GPT on a GPU, XLA 1 to 8 s."""
+
     min_gain: float = 0.02
     """A recipe that gains less than this share over the baseline is not worth recommending."""
 

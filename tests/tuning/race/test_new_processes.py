@@ -185,7 +185,7 @@ def measured_in_a_round(
         pass
 
     Told.seconds = seconds
-    monkeypatch.setattr(sessions, "_LONGEST_WARM_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(sessions, "LONGEST_WARM_STEP_SECONDS", 0.0)
     made, _ = contest(Workers(Told), [FAST, LARGE], new_processes=True)
     monkeypatch.setattr(interleaved_timing, "round", lambda number: 4, raising=False)
     with made:
