@@ -16,6 +16,10 @@ SEARCH_SHARE, PROOF_SHARE, CONFIRMATION_SHARE = 0.45, 0.8, 1.0
 """Shares of the time limit by which each stage ends. The search runs first and never runs out of
 recipes to try, but a recipe that is neither proven nor confirmed cannot be chosen."""
 
+DESCRIPTION_SHARE = 0.2
+"""When the description of the task leaves out what it can: what explains the time of a step, and
+further batches that are compared with their halves."""
+
 SECOND_SEARCH_SHARE = 0.6
 """When the search ends that goes on after the first proofs, because they refused bfloat16."""
 

@@ -11,13 +11,15 @@ import pytest
 from simulated import backend
 
 from autoprec.api import tune
+from autoprec.backends import registry
+from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
+from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.traces import NoisyStep, SettingsComparison, StepComparison, Trajectory
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.tuning.events import Event, TrialFinished
+from autoprec.tuning.events import Described, Event, Stage, TrialFinished
 
 pytestmark = pytest.mark.usefixtures("unmeasured", "in_process")
 
@@ -39,6 +41,9 @@ def build_data(batch_size):
 
 #: What a simulated comparison takes, in float32 steps at the recipe's batch.
 SETTINGS, CHECKPOINT = 25, 3
+
+#: The steps of a description that are needed, and those that may be left out.
+NEEDED, FURTHER = 6, 20
 
 
 class Clock:
@@ -115,13 +120,28 @@ class Tracer(backend.SimulatedTracer):
         return found
 
 
+class Backend(backend.SimulatedBackend):
+    """One whose description takes what its steps do; it leaves out some when time is up."""
+
+    clock: Clock
+
+    def describe(self, task: Task, **how: Any) -> TaskFacts:
+        most = task.describing_seconds
+        left_out = most is not None and NEEDED * self.clock.step >= most
+        self.clock.now += (NEEDED + (0 if left_out else FURTHER)) * self.clock.step
+        return replace(super().describe(task, **how), split_reason="left out" if left_out else "")
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let simulated sessions and trainings take time, and nothing else."""
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(Backend, "clock", clock, raising=False)
     monkeypatch.setattr(Session, "clock", clock, raising=False)
     monkeypatch.setattr(Tracer, "clock", clock, raising=False)
+    monkeypatch.setattr(backend, "SimulatedBackend", Backend)
+    monkeypatch.setattr(registry, "load", lambda name: Backend())
     monkeypatch.setattr(backend, "SimulatedSession", Session)
     monkeypatch.setattr(backend, "SimulatedTracer", Tracer)
     return clock
@@ -151,8 +171,9 @@ def tuned(
 def test_a_limit_holds_whatever_a_step_takes(
     clock: Clock, tmp_path: Path, limit: float, step: float
 ) -> None:
+    """What is needed whatever the limit is a description, and a trial of float32."""
     profile, ran, seconds = tuned(clock, tmp_path, limit, step)
-    assert seconds <= limit
+    assert seconds <= max(limit, (NEEDED + 4) * step)
     assert ran[0].policy is Policy.FLOAT32
     if profile.recipe.policy is Policy.FLOAT32:
         assert profile.evidence.not_covered
@@ -175,6 +196,33 @@ def test_nothing_is_compiled_that_may_not_end_in_time(clock: Clock, tmp_path: Pa
     assert seconds <= 60.0
     assert not any(recipe.compile for recipe in ran)
     assert "recipes the search had no time to try" in profile.evidence.not_covered
+
+
+def test_what_a_description_left_out_is_found_out_when_there_is_time(
+    clock: Clock, tmp_path: Path
+) -> None:
+    """Six steps take 24 of the 12 seconds that a description may take of a minute."""
+
+    def seconds_of_description(limit: float | None) -> float:
+        began = clock.now
+        events: list[tuple[str, float]] = []
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Stage):
+                events.append((event.name, clock.now - began))
+            if isinstance(event, Described):
+                events.append(("described", clock.now - began))
+
+        tune(task, listener=listen, policies=(Policy.FLOAT32,), time_limit=limit, trials=1)
+        begins = dict(reversed(events)).get("preflight")
+        return 0.0 if begins is None else dict(events)["described"] - begins
+
+    clock.step = 4.0
+    task = tmp_path / "slow_task.py"
+    task.write_text(TASK.format(step=4.0))
+    assert seconds_of_description(60.0) == pytest.approx(24.0)
+    assert seconds_of_description(None) == pytest.approx(104.0)
+    assert seconds_of_description(61.0) == 0.0
 
 
 def test_time_that_suffices_is_used(clock: Clock, tmp_path: Path) -> None:

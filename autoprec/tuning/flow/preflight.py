@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from autoprec.tuning.ranks import batch_of_rank, check_engine
 from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
 from autoprec.tuning.stage_results import PreflightResult
 from autoprec.tuning.study.study import Study
+from autoprec.tuning.time_limit import DESCRIPTION_SHARE
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner, raise_user_error
@@ -76,7 +78,8 @@ def describe_once(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
         return known
     job.listener(Stage("preflight", "in float32"))
     facts = describe(job, runner)
-    study.remember("task", facts)
+    if not job.deadline.passed(DESCRIPTION_SHARE):  # else something may have been left out
+        study.remember("task", facts)
     return facts
 
 
@@ -199,9 +202,16 @@ def _first_batch(job: TuningJob) -> int:
 
 def _describe(job: TuningJob, runner: Runner, batch: int) -> TaskFacts:
     """Describe the task at `batch`, or at the largest part of it that fits in memory."""
+    left = job.deadline.left(DESCRIPTION_SHARE)
+    alone = math.isfinite(left) and job.options.nproc == 1  # ranks would not stop together
     while True:
         try:
-            facts: TaskFacts = runner.call("describe", batch_size=batch, seed=job.options.seed)
+            facts: TaskFacts = runner.call(
+                "describe",
+                batch_size=batch,
+                seed=job.options.seed,
+                seconds=left if alone else None,
+            )
             return facts
         except WorkerFailure as failure:
             if failure.kind is not FailureKind.OUT_OF_MEMORY or batch == 1:
