@@ -26,8 +26,9 @@ from autoprec.core.speed.attribution import (
     baseline_at_batch_of,
 )
 from autoprec.core.speed.consistency import is_too_wide, overstated
-from autoprec.core.speed.noise import is_sharp, paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.race import known_finalist
+from autoprec.core.speed.rounds import rounds_are_enough
 from autoprec.core.speed.selection import Choice, Finalist, choose
 from autoprec.tuning.confirmation.search_comparison import (
     far_slower_rival,
@@ -320,8 +321,10 @@ class _Confirmation:
 
         def running(finalists: tuple[Finalist, ...]) -> Collection[int]:
             ratio = paired_ratio(finalists[1].rates, finalists[0].rates)
-            decided = self._is_decided(len(finalists[0].rates), ratio)
-            return () if decided else keep_all(finalists)
+            enough = rounds_are_enough(
+                ratio, self.job.options.rounds, early=self.job.on_cpu, must_take=self._must_take
+            )
+            return () if enough else keep_all(finalists)
 
         while True:
             try:
@@ -330,25 +333,6 @@ class _Confirmation:
                 if failed.recipe not in recipes[2:]:
                     raise
                 recipes = [each for each in recipes if each != failed.recipe]
-
-    def _is_decided(self, ran: int, ratio: Ratio) -> bool:
-        """Say whether more rounds of the choice would change nothing.
-
-        Rounds end by the width of the interval: on a CPU, where each costs new processes, before as
-        many ran as were asked for. Whether it is surely faster is tested once, after so many:
-        testing after every round would bias the result.
-        """
-        rounds = self.job.options.rounds
-        if self._must_take and ran >= SPEED.min_rounds and ratio.high < 1.0:
-            return True
-        if ran < min(SPEED.min_rounds, rounds) or is_too_wide(ratio):
-            return False
-        known = is_sharp(ratio) or ratio.high < 1.0 + SPEED.min_gain
-        if ran < rounds:
-            return known and self.job.on_cpu
-        if known:
-            return True
-        return ratio.ratio <= 1.0 + SPEED.min_gain or (ran == rounds and ratio.low > 1.0)
 
     def _time(
         self,

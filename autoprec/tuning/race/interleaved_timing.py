@@ -24,6 +24,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.rounds import level_turns, turns_are_enough
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.statistics import median
 from autoprec.tuning.events import Listener, Round
@@ -149,10 +150,13 @@ class InterleavedTiming:
         )
 
     def _time_round(self, order: Sequence[int], *, backwards: bool) -> Mapping[int, Measurement]:
-        """Time each recipe once, or as often as new processes are worth, there and back."""
+        """Time each recipe once, or as often as new processes are worth, there and back.
+
+        Turns end before that where they tell enough.
+        """
         turns: dict[int, list[Measurement]] = {index: [] for index in order}
         began, count = time.monotonic(), 1
-        while (ran := len(turns[order[0]])) < count:
+        while (ran := len(turns[order[0]])) < count and not turns_are_enough(_logs(turns)):
             for index in reversed(order) if backwards is (ran % 2 == 0) else order:
                 turns[index].append(self._time_turn(index))
             if not ran and self._new_processes:
@@ -191,24 +195,20 @@ class InterleavedTiming:
 
 
 def _level(turns: Mapping[int, Sequence[Measurement]]) -> Mapping[int, Measurement]:
-    """Return every recipe's turns of one round as one: the median of their step times.
-
-    What slowed all recipes of a turn alike is taken out first (one step of Tukey's median polish,
-    "Exploratory Data Analysis", 1977).
-    """
+    """Return every recipe's turns of one round as one."""
     if all(len(own) == 1 for own in turns.values()):
         return {i: own[0] for i, own in turns.items()}
-    logs = {i: [math.log(turn.step_seconds) for turn in own] for i, own in turns.items()}
-    medians = {i: median(own) for i, own in logs.items()}
-    of_turns = zip(*([log - medians[i] for log in own] for i, own in logs.items()), strict=True)
-    slowed = [median(errors) for errors in of_turns]
+    levels, _ = level_turns(_logs(turns))
     levelled = {}
-    for i, own in turns.items():
-        log = median([log - slow for log, slow in zip(logs[i], slowed, strict=True)])
+    for (i, own), log in zip(turns.items(), levels, strict=True):
         nearest = min(own, key=lambda turn: abs(math.log(turn.step_seconds) - log))
         peak = max(turn.peak_memory_bytes for turn in own)
         levelled[i] = replace(nearest, step_seconds=math.exp(log), peak_memory_bytes=peak)
     return levelled
+
+
+def _logs(turns: Mapping[int, Sequence[Measurement]]) -> list[list[float]]:
+    return [[math.log(turn.step_seconds) for turn in own] for own in turns.values()]
 
 
 #: Memory of a process of its own, besides its tensors: some 500 MiB, on a CPU as on CUDA.
