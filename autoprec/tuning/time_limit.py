@@ -17,8 +17,8 @@ SEARCH_SHARE, PROOF_SHARE, CONFIRMATION_SHARE = 0.45, 0.8, 1.0
 recipes to try, but a recipe that is neither proven nor confirmed cannot be chosen."""
 
 DESCRIPTION_SHARE = 0.2
-"""When the description of the task leaves out what it can: what explains the time of a step, and
-further batches that are compared with their halves."""
+"""When the description of the task leaves out what it can: what explains the time of a step,
+further batches that are compared with their halves, and the device's products."""
 
 SECOND_SEARCH_SHARE = 0.6
 """When the search ends that goes on after the first proofs, because they refused bfloat16."""

@@ -53,7 +53,8 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
 def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts:
     """Time the device's matrix products, once for a device and version of its framework.
 
-    It is the task's framework that times them, where it can: another may have other kernels.
+    It is the task's framework that times them, where it can: another may have other kernels. Where
+    the time limit leaves no time for that, they stay unknown, for this time.
     """
     facts = study.recall("facts", DeviceFacts)
     if facts is not None:
@@ -62,6 +63,9 @@ def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts
     own = {name: version for name, version in software.items() if name in task.software}
     software = own if timing_framework(known.kind, own) else software
     facts = with_remembered_measurements(known, software)
+    if not facts.measured_on and job.deadline.passed(DESCRIPTION_SHARE):
+        job.listener(Note("the time limit left no time to time this device's matrix products"))
+        return facts
     if not facts.measured_on:
         job.listener(Stage("probe", "timing this device's matrix products"))
         facts = job.target.measure(facts, software)
