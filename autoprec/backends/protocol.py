@@ -65,7 +65,8 @@ class Task:
     says why `build_data` yields batches of one size only; empty where it does as it is asked.
     `weigh(micro_batches)` returns those of one update so that the mean of their losses is the whole
     update's; None where it is that already. With `copies_batches` every step is given a copy of its
-    batch, which it writes to: where a batch is used more than once, it is as it was drawn.
+    batch, which it writes to: where a batch is used more than once, it is as it was drawn. After
+    `describing_seconds` a description leaves out what it can; None: however long it takes.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Task:
     fixed_batch: str = ""
     weigh: Callable[[Sequence[Any]], Sequence[Any]] | None = None
     copies_batches: bool = False
+    describing_seconds: float | None = None
 
 
 #: The share of an accelerator's free memory that a process may use: the framework's context, its

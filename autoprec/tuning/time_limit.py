@@ -1,7 +1,8 @@
 """When a tuning must end, and which share of its time has passed when each stage must end.
 
 One absolute deadline is handed through all stages, so that the time one stage used is gone for the
-next. A stage checks it between two trials, runs or rounds; work in progress is not interrupted.
+next. A stage begins a trial, a check or rounds only if what they are expected to take, by the steps
+and compilers seen so far, fits into what is left of its share; what has begun is not interrupted.
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ SEARCH_SHARE, PROOF_SHARE, CONFIRMATION_SHARE = 0.45, 0.8, 1.0
 """Shares of the time limit by which each stage ends. The search runs first and never runs out of
 recipes to try, but a recipe that is neither proven nor confirmed cannot be chosen."""
 
+DESCRIPTION_SHARE = 0.2
+"""When the description of the task leaves out what it can: what explains the time of a step,
+further batches that are compared with their halves, and the device's products."""
+
 SECOND_SEARCH_SHARE = 0.6
 """When the search ends that goes on after the first proofs, because they refused bfloat16."""
 
 SHORTEST_PROOF_STEPS = 40
 """What the shortest proof takes, in float32 steps at the recipe's batch, with a margin: single
 steps and noise take up to about 30, and trainings of slow steps run at a smaller batch."""
+
+SETTINGS_STEPS = 25
+"""What comparing a recipe's settings with plain float32 takes, in float32 steps at its batch: five
+batches each way, perturbed ones, and updates."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import BATCH, Space, point_key
-from autoprec.core.speed.trial_results import Outcome
+from autoprec.core.speed.trial_results import (
+    Outcome,
+    compile_seconds,
+    fit_model,
+    setup_seconds,
+)
 from autoprec.core.statistics import median
 
 Measured = Mapping[str, tuple[Measurement, ...]]
@@ -63,6 +68,29 @@ class Trials:
             if outcome.measurement is not None
         ]
         return min(peaks)[-1] if peaks else 0
+
+    def step_seconds_of(self, recipe: Recipe, baseline: Recipe) -> float:
+        """Return a recipe's step time, as the cost model predicts it where it was not measured.
+
+        A step of a larger batch takes longer in proportion only where it keeps the device busy. It
+        is told from that of the `baseline`; 0 where that was not measured either.
+        """
+        measured, base = map(self.measurement_of, (recipe, baseline))
+        if measured is not None or base is None:
+            return 0.0 if measured is None else measured.step_seconds
+        model = fit_model([outcome for outcome in self.history if outcome.rate > 0])
+        plain, other = (model.predict(self.space.point(each)) for each in (baseline, recipe))
+        larger = recipe.effective_batch / baseline.effective_batch
+        return base.step_seconds * larger * math.exp(plain.mean - other.mean)
+
+    def ready_seconds_of(self, recipe: Recipe) -> float:
+        """Return what a recipe's session takes until its first steady step, a compiler included."""
+        measured = self.measurement_of(recipe)
+        if measured is not None:
+            return measured.warmup_seconds
+        if recipe.compile:
+            return compile_seconds(self.history)
+        return setup_seconds(self.history) or 0.0
 
 
 def typical_measurement(trials: Trials, measured: Measured, recipe: Recipe) -> Measurement:

@@ -157,9 +157,10 @@ class Service:
             **({} if call is None else _what_was_found(call, task, model, read)),
         )
 
-    def describe(self, *, batch_size: int, seed: int) -> TaskFacts:
-        """Take one float32 step and say what the task is."""
+    def describe(self, *, batch_size: int, seed: int, seconds: float | None = None) -> TaskFacts:
+        """Take one float32 step and say what the task is; after `seconds`, what must be known."""
         task, backend = self._loaded()
+        task = replace(task, describing_seconds=seconds)
         return backend.describe(
             task, device=self._device, seed=seed, batch_size=batch_size, report=self._report
         )

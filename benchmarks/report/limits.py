@@ -248,9 +248,9 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
             per_cent,
         ),
         Limit(
-            "an interval that is narrow enough, or a quarter of the gain",
-            "{:g} %",
-            (f"{_SPEED}.sharp_width",),
+            "an interval that is narrow enough, or a quarter of the gain (half: at most)",
+            "{:g} % ({:g} %)",
+            (f"{_SPEED}.sharp_width", f"{_SPEED}.enough_width"),
             per_cent,
         ),
         Limit(

@@ -67,6 +67,7 @@ class FakeTiming:
     """A contest in which some recipes fail; everybody's rate goes with the batch and policy."""
 
     failing: tuple[str, ...] = ()
+    round_seconds = 0.0
 
     def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
         self.recipes = recipes

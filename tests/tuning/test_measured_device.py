@@ -23,6 +23,7 @@ from autoprec.tuning.flow.preflight import measure_device
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.study.study import Study
+from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.task_source import TaskSource
 
 CPU = device_of_family("amd-zen5")
@@ -32,7 +33,10 @@ Measure = Callable[[DeviceFacts, Mapping[str, str]], DeviceFacts]
 
 
 def of_task(
-    installed: Mapping[str, str], used: Mapping[str, str], measure: Measure
+    installed: Mapping[str, str],
+    used: Mapping[str, str],
+    measure: Measure,
+    deadline: Deadline | None = None,
 ) -> tuple[DeviceFacts, list[str]]:
     """Return what is known of the device for a task that uses some software, and the stages."""
     said: list[str] = []
@@ -42,7 +46,9 @@ def of_task(
         said.extend([event.name] if isinstance(event, Stage) else [])
 
     target = Target(CPU, installed, measure)
-    job = TuningJob(TaskSource(Path("task.py")), target, Options(), listen)
+    job = TuningJob(
+        TaskSource(Path("task.py")), target, Options(), listen, deadline=deadline or Deadline()
+    )
     task = TaskFacts("keras", used, 32, 32, 1000)
     return measure_device(job, cast(Study, study), task), said
 
@@ -71,6 +77,19 @@ def test_a_devices_products_are_timed_once_for_all_tasks(
     assert facts.fact(DType.BFLOAT16).measured_gflops == 300.0
     assert of_another_task("2.14.0")[1] == ["probe"]
     assert len(timed) == 2
+
+
+@pytest.mark.parametrize(("now", "stages"), [(11.0, ["probe"]), (13.0, [])])
+def test_without_time_they_stay_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: float, stages: list[str]
+) -> None:
+    """A description may take 12 s of a minute."""
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
+    torch = {"torch": "2.13.0"}
+    late = Deadline(0.0, 60.0, lambda: now)
+    facts, said = of_task(torch, torch, lambda known, _: known, late)
+    assert said == stages
+    assert facts.measured_on == ""
 
 
 def test_the_tasks_own_framework_times_them(

@@ -54,9 +54,10 @@ class Splitting:
         """Say where only few batches could be compared."""
         if not self.cut_short:
             return ()
+        count = "1 batch" if self.compared == 1 else f"{self.compared} batches"
         return (
-            f"that a batch may be split was seen on {self.compared} batches only: comparing one "
-            f"with its halves takes {plain_number(self.seconds, 2)} s",
+            f"that a batch may be split was seen on {count} only: comparing one with its halves "
+            f"takes {plain_number(self.seconds, 2)} s",
         )
 
 
@@ -70,19 +71,25 @@ def gradient_tolerance(low: Collection[DType]) -> float:
 
 
 def judge_splitting(
-    indices: Iterable[int], reason_against: Callable[[int], str], report: ProgressCallback
+    indices: Iterable[int],
+    reason_against: Callable[[int], str],
+    report: ProgressCallback,
+    seconds: float | None = None,
 ) -> Splitting:
     """Ask for each batch for a reason against splitting it, until there is one or time is over.
 
     `indices` are the batches' places in the data, the first of them 0. Each is progress that is
-    reported: a slow model is not taken for hung.
+    reported: a slow model is not taken for hung. With `seconds`, only the first one may exceed
+    those, by what it takes.
     """
     start = time.monotonic()
     places = list(indices)
     for compared, index in enumerate(places):
-        seconds = time.monotonic() - start
-        if compared >= _LEAST_COMPARED and seconds > _SECONDS:
-            return Splitting(True, "", compared, seconds / compared, cut_short=True)
+        spent = time.monotonic() - start
+        each = spent / max(compared, 1)
+        late = compared >= _LEAST_COMPARED and spent > _SECONDS
+        if late or (compared and seconds is not None and spent + each > seconds):
+            return Splitting(True, "", compared, each, cut_short=True)
         report("describe", 0)
         reason = reason_against(index)
         if reason:

@@ -39,6 +39,7 @@ from autoprec.core.speed.cost_model import (
 )
 from autoprec.core.speed.feasibility import (
     BATCH_TOO_LARGE,
+    in_time,
     is_within_reach,
     outpaces_loader,
     same_arm,
@@ -56,13 +57,14 @@ from autoprec.core.speed.ladder import (
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import (
     ALL_MEASURED,
+    OUT_OF_TIME,
     Limits,
     Stop,
     is_worth_a_trial,
     nothing_worth_a_trial,
     trial_limit_reached,
 )
-from autoprec.core.speed.trial_results import Outcome, measured_rate, possibly_disturbed
+from autoprec.core.speed.trial_results import Outcome, fit_model
 
 #: By how much, as a logarithm, a library's other kernels may exceed the model's prediction.
 _KERNEL_CHANGE_LOG_GAIN = 0.35
@@ -75,9 +77,6 @@ _COMPILED_POLICIES = 2
 
 #: A compiler that leaves less than this share of a policy's speed is not tried under the next one.
 _LOST_BY_COMPILING = 0.75
-
-#: The assumed error, as a logarithm, of a measurement that may have been disturbed.
-_DISTURBED_LOG_DEVIATION = 0.3
 
 #: Trials of a factor's other level may take this many times longer than `Limits.cheap_seconds`,
 #: because what the model predicts there is a guess.
@@ -100,7 +99,21 @@ class Next:
 def next_point(
     space: Space, baseline: Point, history: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
-    """Propose the next point to measure, or say why to stop."""
+    """Propose the next point to measure whose trial ends in time, or say why to stop.
+
+    It is for lack of time only where without that limit another trial would be worth it.
+    """
+    decision = _next_in_time(space, baseline, history, limits)
+    if isinstance(decision, Next) or math.isinf(limits.seconds_left):
+        return decision
+    unlimited = replace(limits, seconds_left=math.inf)
+    wanted = _next_in_time(space, baseline, history, unlimited)
+    return OUT_OF_TIME if isinstance(wanted, Next) else decision
+
+
+def _next_in_time(
+    space: Space, baseline: Point, history: Sequence[Outcome], limits: Limits
+) -> Next | Stop:
     if all(point_key(outcome.point) != point_key(baseline) for outcome in history):
         return Next(baseline, "the baseline")
     if stop := trial_limit_reached(len(history), limits):
@@ -108,7 +121,8 @@ def next_point(
     tried = {point_key(outcome.point) for outcome in history}
     start = start_point(space, baseline, history)
     if point_key(start) not in tried:
-        return Next(start, "the baseline with its freed memory kept")
+        kept = Next(start, "the baseline with its freed memory kept")
+        return kept if in_time([start], history, limits) else OUT_OF_TIME
     compiler_fails, waits = _compiler_fails(history), float16_waits(space, history)
     open_points = [
         point
@@ -124,6 +138,7 @@ def next_point(
         and not saves_no_calls(point, baseline, history)
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
+    open_points = in_time(open_points, history, limits)
     if not open_points:
         return ALL_MEASURED
     good = [outcome for outcome in history if outcome.rate > 0]
@@ -351,18 +366,6 @@ def _skips_smaller_batch(
 def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
     """Return the seconds of a trial: its setup and its steps at the predicted throughput."""
     return limits.trial_seconds(float(point[BATCH]) / math.exp(prediction.mean))
-
-
-def fit_model(good: Sequence[Outcome]) -> ThroughputModel:
-    """Fit the cost model to what ran; what may have been disturbed gets little weight."""
-    disturbed = possibly_disturbed(good)
-    rates = [measured_rate(outcome) for outcome in good]
-    return ThroughputModel(
-        [
-            replace(rate, deviation=_DISTURBED_LOG_DEVIATION) if outcome in disturbed else rate
-            for outcome, rate in zip(good, rates, strict=True)
-        ]
-    )
 
 
 def _smallest(points: Sequence[Point]) -> Point:

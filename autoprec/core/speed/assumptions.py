@@ -25,6 +25,11 @@ class Assumptions:
     """What a new worker takes until its first session can be opened, and what it imports then: 0.9
     and 1 s for PyTorch on a Zen 5 (Keras 2.3 s, on GPUs 7 to 9 s)."""
 
+    compile_seconds: float = 40.0
+    """What compiling a recipe is taken to need, until one has run compiled: torch.compile took 1 to
+    35 s for 14 recipes on a Xeon with AMX (benchmarks/results/compiled-2026-11-21.json), 55 s for
+    a GPT on a GPU, XLA 1 to 8 s."""
+
     min_gain: float = 0.02
     """A recipe that gains less than this share over the baseline is not worth recommending."""
 
@@ -98,6 +103,12 @@ class Assumptions:
 
     sharp_width: float = 0.04
     """An interval that is no wider needs no further round."""
+
+    enough_width: float = 0.14
+    """Nor does one of half the gain that is no wider than this, 7 % to either side: a claim is
+    broken where it is a tenth short (`core.profile.claims`). With 0.21, which is that tenth, fewer
+    intervals hold where rounds differ by 10 %, 92.7 instead of 94.3 % for a gain of 1.6x; with 0.14
+    as many as with a quarter of the gain (benchmarks/search/rounds.py)."""
 
     # Disturbances --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.cost_model import MeasuredMemory, predict_memory
 from autoprec.core.speed.knobs import SHORT_STEP_SECONDS, STEPS_PER_EXECUTION
 from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space, point_key
-from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.core.speed.stopping import Limits
+from autoprec.core.speed.trial_results import Outcome, Status, compile_seconds, fit_model
 
 #: Trials that end so do so at every larger batch of the same arm, too, however it is padded.
 _FAILS_AT_LARGER_BATCHES = (
@@ -186,3 +188,19 @@ def _is_padded_more(point: Point, other: Point) -> bool:
         for name, value in point.items()
         if name != BATCH
     )
+
+
+def in_time(points: Sequence[Point], history: Sequence[Outcome], limits: Limits) -> list[Point]:
+    """Return the points whose trials end in the time that is left, by the steps seen so far."""
+    good = [outcome for outcome in history if outcome.rate > 0]
+    if math.isinf(limits.seconds_left) or not good:
+        return list(points)
+    model, compiling = fit_model(good), compile_seconds(history)
+    return [
+        point
+        for point in points
+        if limits.ends_in_time(
+            float(point[BATCH]) / math.exp(model.predict(point).mean),
+            compiling if point["compile"] else 0.0,
+        )
+    ]

@@ -12,10 +12,9 @@ import math
 from collections.abc import Sequence
 
 from autoprec.core.numerics.noise_scale import NoiseScale
-from autoprec.core.speed.acquisition import fit_model
 from autoprec.core.speed.ladder import largest_that_ran
 from autoprec.core.speed.space import BATCH
-from autoprec.core.speed.trial_results import Outcome
+from autoprec.core.speed.trial_results import Outcome, fit_model
 
 
 def goodput_batch(

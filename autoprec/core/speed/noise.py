@@ -37,9 +37,12 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def is_sharp(ratio: Ratio) -> bool:
-    """Return whether a ratio is known well enough for what it is: to 4 % or a quarter of it."""
-    width = math.log(ratio.high / ratio.low)
-    return width <= max(SPEED.sharp_width, abs(math.log(ratio.ratio)) / 4)
+    """Return whether a ratio is known well enough for what it is.
+
+    That is to 4 %, to a quarter of it, or to half of it where that is narrow enough.
+    """
+    width, gain = math.log(ratio.high / ratio.low), abs(math.log(ratio.ratio))
+    return width <= max(SPEED.sharp_width, gain / 4, min(gain / 2, SPEED.enough_width))
 
 
 def is_faster(ratio: Ratio) -> bool:

@@ -2,7 +2,7 @@
 
 It ends at the limit of trials, when every point that fits was measured, or when no untried point is
 likely to be faster by more than one per cent, or by enough for the seconds that its trial takes.
-Limits of time end it in `tuning.search.loop`; what runs next to the fastest all the same,
+When time is over, `tuning.search.loop` says; what runs next to the fastest all the same,
 `acquisition` decides.
 """
 
@@ -25,7 +25,7 @@ class Limits:
     expected gain of `gain_per_second` for every second that it takes, but for trials of up to
     `cheap_seconds` next to the fastest recipe: they are spent on what the model cannot know. A
     recipe whose step takes longer than `longest_step` seconds could not be proven in the time there
-    is: its trial costs more than any gain.
+    is: its trial costs more than any gain. One that would not end in `seconds_left` is not begun.
     """
 
     memory_bytes: float | None = None
@@ -38,6 +38,7 @@ class Limits:
     gain_per_second: float = SPEED.gain_per_second
     cheap_seconds: float = 3.0
     longest_step: float = math.inf
+    seconds_left: float = math.inf
 
     def with_setup(self, seconds: float | None) -> Limits:
         """Return these with the setup that trials were seen to take; None: as assumed.
@@ -50,9 +51,17 @@ class Limits:
         return replace(self, setup_seconds=seconds, cheap_seconds=cheap)
 
     def trial_seconds(self, step_seconds: float) -> float:
-        """Return what a trial takes whose steps take so long: its setup and its steps."""
-        if step_seconds > self.longest_step:
-            return math.inf
+        """Return what a trial costs whose steps take so long: its setup and its steps."""
+        return math.inf if step_seconds > self.longest_step else self._seconds(step_seconds)
+
+    def ends_in_time(self, step_seconds: float, compile_seconds: float = 0.0) -> bool:
+        """Return whether a trial whose steps take so long would end in the seconds that are left.
+
+        `compile_seconds` come on top where it compiles.
+        """
+        return self._seconds(step_seconds) + compile_seconds <= self.seconds_left
+
+    def _seconds(self, step_seconds: float) -> float:
         return self.setup_seconds + max(self.timed_seconds, self.steps * step_seconds)
 
 
@@ -64,6 +73,7 @@ class Stop:
 
 
 ALL_MEASURED = Stop("every recipe that fits has been measured")
+OUT_OF_TIME = Stop("no further trial would end within its share of the time limit")
 
 
 def trial_limit_reached(trials: int, limits: Limits) -> Stop | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autoprec.core.measurement import Measurement
@@ -14,6 +14,9 @@ from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.selection import simplest_of_fastest
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.statistics import median
+
+#: The assumed error, as a logarithm, of a measurement that may have been disturbed.
+_DISTURBED_LOG_DEVIATION = 0.3
 
 
 class Status(StrEnum):
@@ -66,6 +69,19 @@ def setup_seconds(history: Sequence[Outcome]) -> float | None:
     return median(setups) if setups else None
 
 
+def compile_seconds(history: Sequence[Outcome]) -> float:
+    """Return the most that a compiled trial took before its first steady step, or what to assume.
+
+    The setup of a trial that is not compiled is in it, too.
+    """
+    seen = [
+        outcome.measurement.warmup_seconds
+        for outcome in history
+        if outcome.measurement is not None and outcome.point.get("compile")
+    ]
+    return max(seen, default=SPEED.compile_seconds)
+
+
 def measured_rate(outcome: Outcome) -> MeasuredRate:
     """Convert an outcome that ran into the cost model's input."""
     measured = outcome.measurement
@@ -95,6 +111,18 @@ def possibly_disturbed(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
         ):
             found.append((expected, outcome))
     return tuple(outcome for _, outcome in sorted(found, key=lambda item: -item[0]))
+
+
+def fit_model(good: Sequence[Outcome]) -> ThroughputModel:
+    """Fit the cost model to what ran; what may have been disturbed gets little weight."""
+    disturbed = possibly_disturbed(good)
+    rates = [measured_rate(outcome) for outcome in good]
+    return ThroughputModel(
+        [
+            replace(rate, deviation=_DISTURBED_LOG_DEVIATION) if outcome in disturbed else rate
+            for outcome, rate in zip(good, rates, strict=True)
+        ]
+    )
 
 
 def shortlist(history: Sequence[Outcome], space: Space, *, count: int = 3) -> tuple[Outcome, ...]:

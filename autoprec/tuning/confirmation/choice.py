@@ -26,8 +26,9 @@ from autoprec.core.speed.attribution import (
     baseline_at_batch_of,
 )
 from autoprec.core.speed.consistency import is_too_wide, overstated
-from autoprec.core.speed.noise import is_sharp, paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.race import known_finalist
+from autoprec.core.speed.rounds import rounds_are_enough
 from autoprec.core.speed.selection import Choice, Finalist, choose
 from autoprec.tuning.confirmation.search_comparison import (
     far_slower_rival,
@@ -121,8 +122,9 @@ class _Confirmation:
         choice = Choice(self._baseline, NOT_COMPARED, reason)
         return ConfirmationResult(choice, inconclusive=inconclusive, measured=measured)
 
-    def _is_late(self) -> bool:
-        return self.job.deadline.passed(CONFIRMATION_SHARE)
+    def _in_time(self, recipes: Sequence[Recipe], *, new_processes: bool = True) -> list[Recipe]:
+        """Return as many of these as can still be timed; none where that is too late for two."""
+        return self.ablations.in_time(recipes, CONFIRMATION_SHARE, new_processes=new_processes)
 
     def _check_lead(self, measured: Measured) -> ConfirmationResult:
         """Keep the baseline; time it again where it leads by an order of magnitude.
@@ -139,7 +141,7 @@ class _Confirmation:
         if doubts:
             return self._keep_baseline(reason, measured, doubts)
         rival = far_slower_rival(trials, baseline)
-        if rival is None or self._is_late():
+        if rival is None or not self._in_time([baseline, rival], new_processes=False):
             return self._keep_baseline(reason, measured)
         self.job.listener(Stage("confirmation", "the baseline again: it is far ahead of all else"))
         needed = self.ablations.seconds(rival, new_processes=False)
@@ -176,7 +178,7 @@ class _Confirmation:
                 return self._decide(raced.finalists, measured)
         chosen = winner.recipe if leader is None else leader.recipe
         try:
-            timed = None if self._is_late() else self._time_against_baseline(chosen)
+            timed = self._time_against_baseline(chosen)
         except FinalistFailed as failed:
             return self._lose(failed, winner, measured)
         if timed is not None and self._is_enough(timed.finalists):
@@ -208,11 +210,13 @@ class _Confirmation:
             ran = len(finalists[1].rates)
             kept = [replace(f, rates=f.rates[:ran]) for f in finalists if len(f.rates) >= ran]
             return TimedRounds(tuple(kept), {})
-        if not rivals or self._is_late():
+        if not rivals or self._in_time(recipes, new_processes=False) != recipes:
             return None
         self.job.listener(Stage("confirmation", "the winner and simpler recipes"))
         try:
-            timed = time_race(self.job, recipes, self.search.trials, self.runner, self._is_late)
+            timed = time_race(
+                self.job, recipes, self.search.trials, self.runner, CONFIRMATION_SHARE
+            )
         except FinalistFailed as failed:
             if failed.recipe not in rivals:
                 raise
@@ -305,46 +309,30 @@ class _Confirmation:
             result = self._take_as_searched(winner, searched, measured)
         return replace(result, not_covered=(f"{name} in alternation with float32",))
 
-    def _time_against_baseline(self, recipe: Recipe) -> TimedRounds:
+    def _time_against_baseline(self, recipe: Recipe) -> TimedRounds | None:
         """Time the baseline, a recipe and the parts of its speedup until its ratio is known.
 
-        A part that fails is left out.
+        A part that fails is left out, or that has no time; None where the recipe itself has none.
         """
+        recipes = self._in_time([self._baseline, recipe, *self.ablations.parts(recipe)])
+        if not recipes:
+            return None
         self.job.listener(Stage("confirmation", "the winner against float32"))
 
         def running(finalists: tuple[Finalist, ...]) -> Collection[int]:
             ratio = paired_ratio(finalists[1].rates, finalists[0].rates)
-            decided = self._is_decided(len(finalists[0].rates), ratio)
-            return () if decided else keep_all(finalists)
+            enough = rounds_are_enough(
+                ratio, self.job.options.rounds, early=self.job.on_cpu, must_take=self._must_take
+            )
+            return () if enough else keep_all(finalists)
 
-        parts = self.ablations.parts(recipe)
         while True:
             try:
-                recipes = [self._baseline, recipe, *parts]
                 return self._time(recipes, 2 * self.job.options.rounds, running)
             except FinalistFailed as failed:
-                if failed.recipe not in parts:
+                if failed.recipe not in recipes[2:]:
                     raise
-                parts = [each for each in parts if each != failed.recipe]
-
-    def _is_decided(self, ran: int, ratio: Ratio) -> bool:
-        """Say whether more rounds of the choice would change nothing.
-
-        Rounds end by the width of the interval: on a CPU, where each costs new processes, before as
-        many ran as were asked for. Whether it is surely faster is tested once, after so many:
-        testing after every round would bias the result.
-        """
-        rounds = self.job.options.rounds
-        if self._must_take and ran >= SPEED.min_rounds and ratio.high < 1.0:
-            return True
-        if ran < min(SPEED.min_rounds, rounds) or is_too_wide(ratio):
-            return False
-        known = is_sharp(ratio) or ratio.high < 1.0 + SPEED.min_gain
-        if ran < rounds:
-            return known and self.job.on_cpu
-        if known:
-            return True
-        return ratio.ratio <= 1.0 + SPEED.min_gain or (ran == rounds and ratio.low > 1.0)
+                recipes = [each for each in recipes if each != failed.recipe]
 
     def _time(
         self,
@@ -355,17 +343,13 @@ class _Confirmation:
         new_processes: bool = True,
     ) -> TimedRounds:
         """Time recipes in alternation, until `running` or the time limit ends it."""
-
-        def in_time(finalists: tuple[Finalist, ...]) -> Collection[int]:
-            return () if self._is_late() else running(finalists)
-
         return time_interleaved(
             self.job,
             recipes,
             rounds,
             self.search.trials,
             self.runner,
-            in_time,
+            running,
             new_processes=new_processes,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from autoprec.tuning.ranks import batch_of_rank, check_engine
 from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
 from autoprec.tuning.stage_results import PreflightResult
 from autoprec.tuning.study.study import Study
+from autoprec.tuning.time_limit import DESCRIPTION_SHARE
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner, raise_user_error
@@ -51,7 +53,8 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
 def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts:
     """Time the device's matrix products, once for a device and version of its framework.
 
-    It is the task's framework that times them, where it can: another may have other kernels.
+    It is the task's framework that times them, where it can: another may have other kernels. Where
+    the time limit leaves no time for that, they stay unknown, for this time.
     """
     facts = study.recall("facts", DeviceFacts)
     if facts is not None:
@@ -60,6 +63,9 @@ def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts
     own = {name: version for name, version in software.items() if name in task.software}
     software = own if timing_framework(known.kind, own) else software
     facts = with_remembered_measurements(known, software)
+    if not facts.measured_on and job.deadline.passed(DESCRIPTION_SHARE):
+        job.listener(Note("the time limit left no time to time this device's matrix products"))
+        return facts
     if not facts.measured_on:
         job.listener(Stage("probe", "timing this device's matrix products"))
         facts = job.target.measure(facts, software)
@@ -76,7 +82,8 @@ def describe_once(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
         return known
     job.listener(Stage("preflight", "in float32"))
     facts = describe(job, runner)
-    study.remember("task", facts)
+    if not job.deadline.passed(DESCRIPTION_SHARE):  # else something may have been left out
+        study.remember("task", facts)
     return facts
 
 
@@ -199,9 +206,16 @@ def _first_batch(job: TuningJob) -> int:
 
 def _describe(job: TuningJob, runner: Runner, batch: int) -> TaskFacts:
     """Describe the task at `batch`, or at the largest part of it that fits in memory."""
+    left = job.deadline.left(DESCRIPTION_SHARE)
+    alone = math.isfinite(left) and job.options.nproc == 1  # ranks would not stop together
     while True:
         try:
-            facts: TaskFacts = runner.call("describe", batch_size=batch, seed=job.options.seed)
+            facts: TaskFacts = runner.call(
+                "describe",
+                batch_size=batch,
+                seed=job.options.seed,
+                seconds=left if alone else None,
+            )
             return facts
         except WorkerFailure as failure:
             if failure.kind is not FailureKind.OUT_OF_MEMORY or batch == 1:

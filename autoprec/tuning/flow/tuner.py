@@ -199,7 +199,9 @@ def _confirm(
 def with_deadline(job: TuningJob) -> TuningJob:
     """Return the job with the deadline of its time limit, counted from now."""
     limit = job.options.time_limit
-    return job if limit is None else replace(job, deadline=Deadline(time.monotonic(), limit))
+    if limit is None:
+        return job
+    return replace(job, deadline=Deadline(time.monotonic(), limit, time.monotonic))
 
 
 def with_present_policy(job: TuningJob) -> TuningJob:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autoprec.core.device.policies import Refusal
@@ -23,7 +23,12 @@ from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
-from autoprec.tuning.time_limit import PROOF_SHARE, SHORTEST_PROOF_STEPS
+from autoprec.tuning.time_limit import (
+    CONFIRMATION_SHARE,
+    PROOF_SHARE,
+    SETTINGS_STEPS,
+    SHORTEST_PROOF_STEPS,
+)
 
 _SPARED = (
     f"not tried: it is not known to be faster here than {Policy.MIXED_BFLOAT16}, which was tried "
@@ -89,12 +94,17 @@ def _prove_policy(
     if policy is not Policy.FLOAT32 and best[0].rate < floor:
         return _refused(result, policy, _why_too_slow(search, best[0], own))
     floor = max((each.rate for each in result.proven), default=0.0)
-    if job.deadline.passed(PROOF_SHARE):
-        return _without_time(policy, own, space, floor, prover, result)
-    timely, result = _provable_in_time(job, policy, search, own, result)
+    left = job.deadline.left(PROOF_SHARE)
+    if left <= 0 or not any(_ends_in_time(each, search, 0.5, left) for each in own):
+        return _without_time(job, policy, search, floor, prover, result)
+    timely, result = _provable_in_time(job, search, own, result)
     leading = [each for each in shortlist(timely, space, count=1) if each.rate >= floor]
     fast = [each for each in timely if each.rate >= floor]
-    return _prove_first_healthy(leading, fast, space, prover, result)
+
+    def in_time(outcome: Outcome) -> bool:
+        return _ends_in_time(outcome, search, 0.5, job.deadline.left(PROOF_SHARE))
+
+    return _prove_first_healthy(leading, fast, space, prover, result, in_time)
 
 
 def _prove_first_healthy(
@@ -103,6 +113,7 @@ def _prove_first_healthy(
     space: Space,
     prover: Prover,
     result: ProofResult,
+    in_time: Callable[[Outcome], bool] = lambda outcome: True,
 ) -> ProofResult:
     """Prove the leading recipes; where none passes, go on with the fastest of the simpler ones.
 
@@ -113,7 +124,7 @@ def _prove_first_healthy(
     proved, guilty = _prove_all(leading, prover, result)
     found = set(guilty)
     while len(proved.proven) == len(result.proven):
-        rest = [each for each in others if not _settings(each, space) & found]
+        rest = [o for o in others if not _settings(o, space) & found and in_time(o)]
         simple = [each for each in rest if keeps_arithmetic(space.recipe(each.point))]
         plain = [each for each in simple if is_reference(space.recipe(each.point))]
         following = [
@@ -135,47 +146,62 @@ def _settings(outcome: Outcome, space: Space) -> set[str]:
     return {setting.key for setting in settings_of(space.recipe(outcome.point))}
 
 
-def _provable_in_time(
-    job: TuningJob,
-    policy: Policy,
-    search: SearchResult,
-    own: Sequence[Outcome],
-    result: ProofResult,
-) -> tuple[Sequence[Outcome], ProofResult]:
-    """Leave out the batches whose proof would not end within the time limit.
+def _ends_in_time(outcome: Outcome, search: SearchResult, share: float, left: float) -> bool:
+    """Return whether the check of a recipe ends in so many seconds, by this share of its steps.
 
-    A proof that cannot train is none, and a smaller batch that is proven beats that. Where no
-    recipe that may beat float32 would remain, all stay. Returns the outcomes to choose from, and
-    the result with what was left out.
+    What was compiled is compiled again: for its settings, at the same weights, and to train.
     """
-    float32 = _best_rate(search, Policy.FLOAT32)
-    samples = job.deadline.left(PROOF_SHARE) * float32 / SHORTEST_PROOF_STEPS
-    space = search.trials.space
-    timely = [
-        outcome
-        for outcome in own
-        if int(outcome.point[BATCH]) <= samples or is_exact(space.recipe(outcome.point))
-    ]
-    fastest, kept = shortlist(own, space, count=1), shortlist(timely, space, count=1)
-    if kept == fastest or not kept or kept[0].rate < SPEED.may_be_fastest_share * float32:
-        return own, result
+    recipe = search.trials.space.recipe(outcome.point)
+    steps = SETTINGS_STEPS if settings_of(recipe) else 0
+    steps += 0 if is_exact(recipe) else SHORTEST_PROOF_STEPS
+    measured, rate = outcome.measurement, _best_rate(search, Policy.FLOAT32) or outcome.rate
+    if is_reference(recipe) or measured is None or not rate:
+        return True
+    compiling = 3 * measured.warmup_seconds if recipe.compile else 0.0
+    return share * steps * int(outcome.point[BATCH]) / rate + compiling <= left
+
+
+def _provable_in_time(
+    job: TuningJob, search: SearchResult, own: Sequence[Outcome], result: ProofResult
+) -> tuple[Sequence[Outcome], ProofResult]:
+    """Leave out the batches whose check would not end within the time limit.
+
+    A check that cannot train is none, and a smaller batch that passed beats that. Where no recipe
+    that may beat float32 would remain, those stay that may end, for half of the steps expected are
+    a margin. Returns the outcomes to choose from, and the result with what was left out.
+    """
+    left, space = job.deadline.left(PROOF_SHARE), search.trials.space
+    fastest, least = shortlist(own, space, count=1), _best_rate(search, Policy.FLOAT32)
+    for share in (1.0, 0.5):
+        timely = [each for each in own if _ends_in_time(each, search, share, left)]
+        kept = shortlist(timely, space, count=1)
+        if kept and kept[0].rate >= SPEED.may_be_fastest_share * least:
+            break
+    if kept == fastest:
+        return timely, result
     left_out = f"the check of {name_recipe(space.recipe(fastest[0].point))}, which is faster"
     return timely, replace(result, not_covered=(*result.not_covered, left_out))
 
 
 def _without_time(
+    job: TuningJob,
     policy: Policy,
-    own: Sequence[Outcome],
-    space: Space,
+    search: SearchResult,
     floor: float,
     prover: Prover,
     result: ProofResult,
 ) -> ProofResult:
     """Take of a policy what needs no training: recipes that compute what float32 does.
 
-    Comparing their settings at the same weights takes a few steps.
+    Comparing their settings at the same weights has to end within the time limit.
     """
-    free = [each for each in own if is_exact(space.recipe(each.point))]
+    space, own = search.trials.space, search.of_policy(policy.value)
+    left = job.deadline.left(CONFIRMATION_SHARE)
+    free = [
+        each
+        for each in own
+        if is_exact(space.recipe(each.point)) and _ends_in_time(each, search, 1.0, left)
+    ]
     fastest, needs_none = shortlist(own, space, count=1), shortlist(free, space, count=1)
     if fastest != needs_none:
         left_out = f"the check of {policy}" + ("'s fastest recipe" if needs_none else "")

@@ -20,7 +20,6 @@ from autoprec.core.recipe import (
     Recipe,
     communication_settings,
 )
-from autoprec.core.speed.acquisition import fit_model
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import (
     PRECISION,
@@ -35,6 +34,7 @@ from autoprec.tuning.race.interleaved_timing import (
     shares_worker,
     turns_worth,
 )
+from autoprec.tuning.race.sessions import LONGEST_WARM_STEP_SECONDS
 from autoprec.tuning.stage_results import SearchResult
 
 
@@ -140,26 +140,50 @@ class Ablations:
 
         On a CPU each round has `new_processes`, and as many turns as these are worth.
         """
-        turn = max(SPEED.turn_seconds, self._step_seconds(recipe))
-        shared = shares_worker(self.job, recipe, self.search.trials.framework)
+        trials = self.search.trials
+        turn = max(SPEED.turn_seconds, trials.step_seconds_of(recipe, self.search.baseline))
+        shared = shares_worker(self.job, recipe, trials.framework)
         start = 0.0 if shared else SPEED.worker_seconds
         if new_processes and self.job.on_cpu:
             return SPEED.min_rounds * (start + turn * turns_worth(SPEED.worker_seconds, turn))
         return start + SPEED.min_rounds * turn
 
-    def _step_seconds(self, recipe: Recipe) -> float:
-        """Return a recipe's step time, as the cost model predicts it where it was not measured.
+    def in_time(
+        self, recipes: Sequence[Recipe], share: float, *, new_processes: bool
+    ) -> list[Recipe]:
+        """Return the first two recipes and of the others as many as can be timed in time.
 
-        A step of a larger batch takes longer in proportion only where it keeps the device busy.
+        That is in the fewest rounds before this share of the time limit has passed; none where that
+        is too late for two.
+        """
+        left = self.job.deadline.left(share)
+        found: list[Recipe] = []
+        for recipe in recipes if math.isfinite(left) else ():
+            seconds = self._seconds_of_rounds([*found, recipe], new_processes=new_processes)
+            if seconds <= left:
+                found.append(recipe)
+            elif len(found) < 2:
+                return []
+        return found if math.isfinite(left) else list(recipes)
+
+    def _seconds_of_rounds(self, recipes: Sequence[Recipe], *, new_processes: bool) -> float:
+        """Return what the fewest rounds of these recipes are expected to take.
+
+        A session is opened and warmed up by one step at least, and so is every turn of short steps;
+        where memory does not hold all of them, it is opened for every turn.
         """
         trials, baseline = self.search.trials, self.search.baseline
-        measured, base = map(trials.measurement_of, (recipe, baseline))
-        if measured is not None or base is None:
-            return 0.0 if measured is None else measured.step_seconds
-        model = fit_model([outcome for outcome in trials.history if outcome.rate > 0])
-        plain, other = (model.predict(trials.space.point(each)) for each in (baseline, recipe))
-        larger = recipe.effective_batch / baseline.effective_batch
-        return base.step_seconds * larger * math.exp(plain.mean - other.mean)
+        steps = [trials.step_seconds_of(recipe, baseline) for recipe in recipes]
+        alone = sum(not shares_worker(self.job, each, trials.framework) for each in recipes)
+        timed = sum(max(SPEED.turn_seconds, step) for step in steps)
+        turns = timed + sum(step for step in steps if step < LONGEST_WARM_STEP_SECONDS)
+        ready = sum(map(trials.ready_seconds_of, recipes)) + timed
+        if not fit_in_memory_together(self.job, recipes, trials):
+            turns += ready
+        ready += SPEED.worker_seconds * max(1, alone)
+        if new_processes and self.job.on_cpu:
+            return SPEED.min_rounds * (ready + turns_worth(ready, turns) * turns)
+        return ready + SPEED.min_rounds * turns
 
 
 def _without_communication_settings(winner: Recipe) -> list[Recipe]:

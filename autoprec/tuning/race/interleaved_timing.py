@@ -24,11 +24,13 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
+from autoprec.core.speed.rounds import level_turns, turns_are_enough
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.statistics import median
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.race.sessions import Sessions
+from autoprec.tuning.time_limit import CONFIRMATION_SHARE
 from autoprec.tuning.trials import Measured
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.runner import Runner
@@ -70,7 +72,10 @@ def turns_worth(process_seconds: float, turn_seconds: float) -> int:
 
 
 class InterleavedTiming:
-    """Finalists ready to run in rounds; those that may share a worker use the one of `shared`."""
+    """Finalists ready to run in rounds; those that may share a worker use the one of `shared`.
+
+    `round_seconds` is what another round will take, by the last one, its processes included.
+    """
 
     def __init__(
         self,
@@ -88,6 +93,7 @@ class InterleavedTiming:
     ) -> None:
         self.recipes = tuple(recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
+        self.round_seconds = 0.0
         self._new_processes, self._listener = new_processes, listener
         self._keeps_processes = keeps_processes
         self._contention_monitor = contention_monitor
@@ -119,14 +125,18 @@ class InterleavedTiming:
         After each round `running` selects who runs the next; a finalist dropped has fewer rates.
         """
         order = list(range(len(self.recipes)))
+        renews = self._new_processes and not self._keeps_processes
         for number in range(rounds):
-            if number and self._new_processes and not self._keeps_processes:
+            if number and renews:
                 self._sessions.renew_processes(order)
+            began = time.monotonic()
             for index, measured in self._time_round(order, backwards=number % 2 == 1).items():
                 self.measured[index].append(measured)
             rates = [0.0] * len(self.recipes)
             for index in order:
                 rates[index] = self.measured[index][-1].samples_per_second
+            ready = self._sessions.start_seconds + self._sessions.open_seconds
+            self.round_seconds = time.monotonic() - began + (ready if renews else 0.0)
             self._listener(Round(number + 1, rounds, tuple(rates)))
             order = sorted(running(self._finalists()))
             if not order:
@@ -140,10 +150,13 @@ class InterleavedTiming:
         )
 
     def _time_round(self, order: Sequence[int], *, backwards: bool) -> Mapping[int, Measurement]:
-        """Time each recipe once, or as often as new processes are worth, there and back."""
+        """Time each recipe once, or as often as new processes are worth, there and back.
+
+        Turns end before that where they tell enough.
+        """
         turns: dict[int, list[Measurement]] = {index: [] for index in order}
         began, count = time.monotonic(), 1
-        while (ran := len(turns[order[0]])) < count:
+        while (ran := len(turns[order[0]])) < count and not turns_are_enough(_logs(turns)):
             for index in reversed(order) if backwards is (ran % 2 == 0) else order:
                 turns[index].append(self._time_turn(index))
             if not ran and self._new_processes:
@@ -182,24 +195,20 @@ class InterleavedTiming:
 
 
 def _level(turns: Mapping[int, Sequence[Measurement]]) -> Mapping[int, Measurement]:
-    """Return every recipe's turns of one round as one: the median of their step times.
-
-    What slowed all recipes of a turn alike is taken out first (one step of Tukey's median polish,
-    "Exploratory Data Analysis", 1977).
-    """
+    """Return every recipe's turns of one round as one."""
     if all(len(own) == 1 for own in turns.values()):
         return {i: own[0] for i, own in turns.items()}
-    logs = {i: [math.log(turn.step_seconds) for turn in own] for i, own in turns.items()}
-    medians = {i: median(own) for i, own in logs.items()}
-    of_turns = zip(*([log - medians[i] for log in own] for i, own in logs.items()), strict=True)
-    slowed = [median(errors) for errors in of_turns]
+    levels, _ = level_turns(_logs(turns))
     levelled = {}
-    for i, own in turns.items():
-        log = median([log - slow for log, slow in zip(logs[i], slowed, strict=True)])
+    for (i, own), log in zip(turns.items(), levels, strict=True):
         nearest = min(own, key=lambda turn: abs(math.log(turn.step_seconds) - log))
         peak = max(turn.peak_memory_bytes for turn in own)
         levelled[i] = replace(nearest, step_seconds=math.exp(log), peak_memory_bytes=peak)
     return levelled
+
+
+def _logs(turns: Mapping[int, Sequence[Measurement]]) -> list[list[float]]:
+    return [[math.log(turn.step_seconds) for turn in own] for own in turns.values()]
 
 
 #: Memory of a process of its own, besides its tensors: some 500 MiB, on a CPU as on CUDA.
@@ -243,10 +252,12 @@ def time_interleaved(
     runner: Runner,
     running: SelectRemaining = keep_all,
     *,
+    until: float = CONFIRMATION_SHARE,
     new_processes: bool = True,
 ) -> TimedRounds:
     """Time recipes in alternation; raise `FinalistFailed` where one of them fails.
 
+    No round begins that would not end before the share `until` of the time limit has passed.
     Recipes that may share a worker use `runner`, and release their memory there at the end. The
     others get runners of their own. `trials` tell how much memory each recipe needs. On a CPU each
     round has `new_processes`, unless only the order of recipes matters: what a process adds to the
@@ -275,7 +286,12 @@ def time_interleaved(
         new_processes=new_processes and job.on_cpu,
         keeps_processes=keeps_processes,
     )
+
+    def in_time(finalists: tuple[Finalist, ...]) -> Collection[int]:
+        late = timing.round_seconds >= job.deadline.left(until)
+        return () if late else running(finalists)
+
     with timing:
-        finalists = timing.run(rounds, running)
+        finalists = timing.run(rounds, in_time)
     measured = zip(recipes, timing.measured, strict=True)
     return TimedRounds(finalists, {recipe.key(): tuple(rounds) for recipe, rounds in measured})

@@ -9,7 +9,7 @@ the choice is, the confirmation's rounds tell.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
@@ -85,23 +85,17 @@ def _race(job: TuningJob, search: SearchResult, runner: Runner, share: float) ->
     A recipe that fails is refused, and the others race without it. Raises where the baseline fails.
     Where no time is left, or nothing but the baseline ran, the search's order holds.
     """
-
-    def is_late() -> bool:
-        return job.deadline.passed(share)
-
     refusals: list[Refusal] = []
     left_out: list[Recipe] = []
-    while not is_late():
-        contenders = _contenders(job, search)
+    while not job.deadline.passed(share):
+        contenders, beside = _racers(job, search, left_out, share)
         if not contenders:
             break
         own = [search.trials.space.recipe(each.point) for each in contenders]
-        rivals = Ablations(job, search).rivals(own[0])
-        beside = [each for each in rivals if each not in own and each not in left_out]
         recipes = [search.baseline, *own, *beside]
         job.listener(Stage("reranking", "the fastest recipes in alternation"))
         try:
-            timed = time_race(job, recipes, search.trials, runner, is_late)
+            timed = time_race(job, recipes, search.trials, runner, share)
         except FinalistFailed as lost:
             raise_unrelated(lost.failure)
             if lost.recipe.key() == search.baseline.key():
@@ -121,6 +115,24 @@ def _race(job: TuningJob, search: SearchResult, runner: Runner, share: float) ->
         search = replace(search, ranking=ranked, finalists=timed.finalists, measured=timed.measured)
         break
     return replace(search, refusals=(*search.refusals, *refusals))
+
+
+def _racers(
+    job: TuningJob, search: SearchResult, left_out: Sequence[Recipe], share: float
+) -> tuple[list[Outcome], list[Recipe]]:
+    """Return the contenders, and what runs beside them, as many as have time for three rounds.
+
+    The first contender needs its rivals: without them it could not be chosen by these rounds.
+    """
+    contenders, ablations = _contenders(job, search), Ablations(job, search)
+    if not contenders:
+        return [], []
+    own = [search.trials.space.recipe(each.point) for each in contenders]
+    rivals = [each for each in ablations.rivals(own[0]) if each not in left_out]
+    order = [search.baseline, own[0], *rivals, *(each for each in own[1:] if each not in rivals)]
+    racing = ablations.in_time(order, share, new_processes=False)
+    found = [outcome for outcome, recipe in zip(contenders, own, strict=True) if recipe in racing]
+    return found, [each for each in rivals if each not in own and each in racing]
 
 
 def _contenders(job: TuningJob, search: SearchResult) -> tuple[Outcome, ...]:
@@ -148,21 +160,29 @@ def time_race(
     recipes: Sequence[Recipe],
     trials: Trials,
     runner: Runner,
-    is_late: Callable[[], bool],
+    share: float,
 ) -> TimedRounds:
-    """Time the baseline, which comes first, and its rivals, for as long as that is worth it."""
+    """Time the baseline, which comes first, and its rivals, for as long as that is worth it.
+
+    It ends before this share of the time limit has passed.
+    """
     last = time.monotonic()
 
     def running(finalists: Sequence[Finalist]) -> Collection[int]:
         nonlocal last
         now = time.monotonic()
         took, last = now - last, now
-        if is_late():
-            return ()
         took = max(took, SPEED.turn_seconds * len(finalists))
         on = who_runs_on([each.rates for each in finalists[1:]], took)
         return (0, *(1 + index for index in on)) if on else ()
 
     return time_interleaved(
-        job, recipes, SPEED.most_rounds, trials, runner, running, new_processes=False
+        job,
+        recipes,
+        SPEED.most_rounds,
+        trials,
+        runner,
+        running,
+        until=share,
+        new_processes=False,
     )

@@ -51,7 +51,7 @@ _TOGETHER_WARMUP_SECONDS, _ALONE_WARMUP_SECONDS = 0.2, 0.5
 #: neither, but a step as long as a turn would measure nothing else. So such a turn begins with a
 #: pause, and with an uncounted step where a step is shorter than this; in a longer one the effect
 #: does not show.
-_WORKER_SWITCH_PAUSE_SECONDS, _LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
+_WORKER_SWITCH_PAUSE_SECONDS, LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
 
 
 class Sessions:
@@ -149,7 +149,7 @@ class Sessions:
         if self._runners[index] is not self._last:
             self._last = self._runners[index]
             time.sleep(_WORKER_SWITCH_PAUSE_SECONDS)
-            if self._warm_step[index] < _LONGEST_WARM_STEP_SECONDS:
+            if self._warm_step[index] < LONGEST_WARM_STEP_SECONDS:
                 self.time(index, 0.0)
 
     def open_alone(self, index: int) -> None:

@@ -18,7 +18,7 @@ from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out, wit
 from autoprec.core.speed.float16 import float16_waits
 from autoprec.core.speed.keep_memory import describe_gain, start_point
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
-from autoprec.core.speed.stopping import Limits, Stop
+from autoprec.core.speed.stopping import OUT_OF_TIME, Limits, Stop
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status, ran, setup_seconds
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
@@ -130,9 +130,11 @@ class Search:
             if settled is None:
                 return history
             over = self._time_limit_reached() if history else None
-            decision = over or _decide(job, space, settled, history, repeats)
+            left = job.deadline.left(self._share)
+            decision = over or _decide(job, space, settled, history, repeats, left)
             if isinstance(decision, Stop):
-                self.not_covered = self._left_out(history, out_of_time=over is not None)
+                late = over is not None or decision is OUT_OF_TIME
+                self.not_covered = self._left_out(history, out_of_time=late)
                 job.listener(Note(f"the search ends: {decision.reason}"))
                 return history
             trial, point = study.ask(decision.point)
@@ -273,15 +275,21 @@ def _decide(
     baseline: Point,
     history: tuple[Outcome, ...],
     repeats: int,
+    seconds_left: float,
 ) -> Next | Stop:
+    """Return what to try next; other samplers may propose anything, at worst the slowest again."""
     options = job.options
+    limits = Limits(
+        memory_bytes=_memory_limit(job),
+        trials=options.trials,
+        longest_step=job.deadline.longest_step,
+        seconds_left=seconds_left,
+    ).with_setup(setup_seconds(history))
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
-        limits = Limits(
-            memory_bytes=_memory_limit(job),
-            trials=options.trials,
-            longest_step=job.deadline.longest_step,
-        )
-        return next_point(space, baseline, history, limits.with_setup(setup_seconds(history)))
+        return next_point(space, baseline, history, limits)
+    steps = [each.measurement.step_seconds for each in history if each.measurement is not None]
+    if not all(map(limits.ends_in_time, steps)):
+        return OUT_OF_TIME
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
     if options.sampler == "grid":

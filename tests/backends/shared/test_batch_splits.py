@@ -46,6 +46,22 @@ def test_slow_comparisons_are_fewer_and_their_number_is_said(
     ]
 
 
+@pytest.mark.parametrize(("left", "compared"), [(0.0, 1), (5.0, 1), (6.5, 2), (100.0, 4)])
+def test_what_a_limit_leaves_no_time_for_is_not_compared(
+    clock: list[float], left: float, compared: int
+) -> None:
+    """Each takes three seconds; the first one is compared in any case."""
+
+    def against(index: int) -> str:
+        clock[0] += 3.0
+        return ""
+
+    judged = judge_splitting(range(6), against, lambda *_: None, left)
+    assert (judged.allowed, judged.compared) == (True, compared)
+    count = "1 batch" if compared == 1 else f"{compared} batches"
+    assert f"was seen on {count} only" in judged.warnings()[0]
+
+
 def test_a_reason_names_its_batch_once_and_the_first_not_at_all() -> None:
     assert "by 0.054 in batch 10 (those of the first batch agree" in explain_difference(0.054, 10)
     assert "by 0.054 (BatchNorm, " in explain_difference(0.054, 0)

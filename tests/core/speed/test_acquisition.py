@@ -14,7 +14,7 @@ from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.feasibility import same_arm, why_ruled_out
 from autoprec.core.speed.space import BATCH, Space, point_key, powers_of_two
-from autoprec.core.speed.stopping import Limits, Stop
+from autoprec.core.speed.stopping import OUT_OF_TIME, Limits, Stop
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed, shortlist
 from tests.core.speed.machines import (
     BASELINE,
@@ -355,3 +355,36 @@ def test_a_compiler_that_loses_what_a_policy_wins_does_not_hide_the_policy(batch
         history.append(Losing().run(decision.point))
     best = max(history, key=lambda outcome: outcome.rate).point
     assert (best["policy"], best["compile"]) == ("mixed_bfloat16", False)
+
+
+def test_what_would_not_end_in_time_is_not_tried_and_that_is_said():
+    """A step of 2 s at batch 32 takes a trial 8.5 s; larger batches take longer."""
+    history = [measured(at(32), 16.0)]
+    limits = replace(LIMITS, cheap_seconds=100.0)
+    unlimited = next_point(SPACE, BASELINE, history, limits)
+    assert isinstance(unlimited, Next)
+    assert int(unlimited.point[BATCH]) > 32
+    short = next_point(SPACE, BASELINE, history, replace(limits, seconds_left=9.0))
+    assert isinstance(short, Next)
+    assert int(short.point[BATCH]) <= 32
+    assert next_point(SPACE, BASELINE, history, replace(limits, seconds_left=0.9)) == OUT_OF_TIME
+
+
+def test_a_compiler_is_taken_to_need_what_it_took_before():
+    space = replace(SPACE, compile=(False, True))
+    history = [measured(at(32), 3200.0), measured(at(32, policy="mixed_bfloat16"), 6400.0)]
+
+    def compiles(history, left):
+        tried = list(history)
+        limits = replace(LIMITS, seconds_left=left)
+        while isinstance(found := next_point(space, BASELINE, tried, limits), Next):
+            tried.append(measured(found.point, 3200.0))
+            if found.point["compile"]:
+                return True
+        return False
+
+    assert not compiles(history, SPEED.compile_seconds)
+    assert compiles(history, SPEED.compile_seconds + 5.0)
+    seen = measured({**at(32), "compile": True}, 3300.0)
+    seen = replace(seen, measurement=replace(seen.measurement, warmup_seconds=90.0))
+    assert not compiles([*history, seen], SPEED.compile_seconds + 5.0)

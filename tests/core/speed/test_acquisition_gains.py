@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.speed.acquisition import Next, fit_model, next_point
+from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.stopping import Stop
-from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
+from autoprec.core.speed.trial_results import Outcome, Status, fit_model, possibly_disturbed
 from tests.core.speed.machines import (
     BASELINE,
     LIMITS,

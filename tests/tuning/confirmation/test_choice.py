@@ -236,13 +236,14 @@ def test_a_forced_recipe_that_cannot_be_confirmed_in_time_is_taken_as_the_search
     assert result.not_covered
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(0.5, 0), (1.5, 1), (3.5, 3)])
+@pytest.mark.parametrize(("each", "rounds"), [(100.0, 0), (60.0, 1), (40.0, 2), (30.0, 3)])
 def test_what_there_was_no_time_to_confirm_is_not_chosen(
-    search: SearchResult, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, each: float, rounds: int
 ) -> None:
-    """A second passes in each round; three tell something, fewer nothing."""
-    ticks = iter(range(1, 100))
-    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, seconds, lambda: float(next(ticks))))
+    """So long takes each round of a limit of 100 s; three tell something, fewer nothing."""
+    readings = iter([100.0 if rounds == 0 else 0.0, *(each * ran for ran in range(1, 100))])
+    monkeypatch.setattr(FakeTiming, "round_seconds", each)
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 100.0, lambda: next(readings)))
     result = confirmed(search, [proven(FAST[32])])
     in_time = rounds >= 3
     assert result.choice.recipe == (FAST[32] if in_time else PLAIN)

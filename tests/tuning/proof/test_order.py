@@ -239,24 +239,41 @@ def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
 
 
 def test_without_time_what_is_clearly_slower_than_what_passed_stays_out() -> None:
-    readings = iter([0.0, 0.0, 1000 * PROOF_SHARE])
+    readings = iter([0.0, 0.0, 1000 * PROOF_SHARE, 1000 * PROOF_SHARE])
     later = Deadline(0.0, 1000.0, lambda: next(readings))
     asked, result = prove(ran(100, F32), ran(200, BF16), deadline=later)
     assert asked == [(BF16, 32, False)]
     assert result.not_covered == ()
 
 
-@pytest.mark.parametrize(("seconds", "batch"), [(100.0, 64), (20.0, 16), (1.0, 64)])
+@pytest.mark.parametrize(("seconds", "batch"), [(100.0, 64), (20.0, 16), (5.0, 16)])
 def test_a_batch_whose_proof_would_not_end_in_time_gives_way_to_a_smaller_one(
     seconds: float, batch: int
 ) -> None:
-    """40 steps of float32 at batch 64 take 26 s, at batch 16 6 s; a second is enough for none."""
+    """40 steps of float32 at batch 64 take 26 s, at batch 16 6 s, and half of them 3 s."""
     limited = Deadline(0.0, seconds, lambda: 0.0)
     history = (ran(100, F32), ran(200, BF16, 64), ran(190, BF16, 16))
     asked, result = prove(*history, deadline=limited)
     assert asked[0] == (BF16, batch, False)
     left_out = ("the check of mixed_bfloat16 at batch 64, which is faster",)
     assert result.not_covered == (left_out if batch == 16 else ())
+
+
+def test_a_check_that_would_not_end_in_time_is_not_begun() -> None:
+    limited = Deadline(0.0, 3.0, lambda: 0.0)
+    history = (ran(100, F32), ran(200, BF16, 64), ran(190, BF16, 16))
+    asked, result = prove(*history, deadline=limited)
+    assert asked == [(F32, 32, False)]
+    assert said(result)["mixed_bfloat16"] == "no time was left to check it"
+    assert result.not_covered == ("the check of mixed_bfloat16",)
+
+
+def test_where_a_check_fails_no_other_one_begins_that_would_not_end_in_time() -> None:
+    readings = iter([0.0, 0.0])
+    late = Deadline(0.0, 1000.0, lambda: next(readings, 1000 * PROOF_SHARE - 1.0))
+    history = [ran(100, F32), ran(200, BF16, compiled=True), ran(120, BF16)]
+    asked, _ = prove(*history, broken=[("mixed_bfloat16", True)], deadline=late)
+    assert asked == [(BF16, 32, True), (F32, 32, False)]
 
 
 def test_what_needs_no_proof_is_taken_at_any_batch() -> None:

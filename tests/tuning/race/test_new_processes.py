@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -185,7 +185,7 @@ def measured_in_a_round(
         pass
 
     Told.seconds = seconds
-    monkeypatch.setattr(sessions, "_LONGEST_WARM_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(sessions, "LONGEST_WARM_STEP_SECONDS", 0.0)
     made, _ = contest(Workers(Told), [FAST, LARGE], new_processes=True)
     monkeypatch.setattr(interleaved_timing, "round", lambda number: 4, raising=False)
     with made:
@@ -309,3 +309,24 @@ def test_processes_that_do_not_fit_in_memory_run_one_at_a_time(limit: int, toget
     other = replace(PLAIN, batch_size=64)
     assert interleaved_timing.fit_in_memory_together(job, [PLAIN, other], trials) is together
     assert interleaved_timing.fit_in_memory_together(job, [FAST, LARGE], trials)
+
+
+@pytest.mark.parametrize(("second", "turns"), [(1.0, 3), (1.5, 10)])
+def test_turns_end_where_they_tell_enough(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, second: float, turns: int
+) -> None:
+    """Every second turn of one recipe differs or does not; the processes would be worth ten."""
+
+    class Told(Drawn):
+        seconds: ClassVar = {"final0": [1.0] * 20, "final1": [1.0, second] * 10}
+
+        def call(self, method: str, **arguments: Any) -> Any:
+            clock.now += 900.0 if method == "open" else 1.0
+            return super().call(method, **arguments)
+
+    monkeypatch.setattr(sessions, "LONGEST_WARM_STEP_SECONDS", 0.0)
+    workers = Workers(Told)
+    made, _ = contest(workers, [FAST, LARGE], new_processes=True)
+    with made:
+        made.run(1)
+    assert len(timed_in(workers)) == 2 * turns

@@ -128,10 +128,42 @@ def test_policies_that_were_not_asked_for_do_not_race(
 
 
 def test_the_time_limit_ends_it_between_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(100))
-    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 4.0, lambda: float(next(ticks))))
+    """Three rounds were expected to end before 45 seconds have passed."""
+    readings = iter([0.0, 0.0, 44.0, 46.0])
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 100.0, lambda: next(readings)))
     found = race(MISLED)
     assert [len(final.rates) for final in found.finalists] == [2] * 3
+
+
+@pytest.mark.parametrize(("before", "rounds"), [(40.0, 2), (20.0, 3)])
+def test_a_round_that_would_not_end_in_time_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, before: float, rounds: int
+) -> None:
+    """Each takes ten seconds."""
+    monkeypatch.setattr(FakeTiming, "round_seconds", 10.0)
+    readings = iter([0.0, 0.0, before - 10.0, before, before + 10.0])
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 100.0, lambda: next(readings)))
+    found = race(MISLED)
+    assert [len(final.rates) for final in found.finalists] == [rounds] * 3
+
+
+@pytest.mark.parametrize(
+    ("left", "racing"),
+    [
+        pytest.param(100.0, (PLAIN, FAST[32], FAST[64]), id="time for all"),
+        pytest.param(7.0, (PLAIN, FAST[32]), id="time for two"),
+        pytest.param(2.0, (), id="time for none"),
+    ],
+)
+def test_as_many_race_as_have_time_for_three_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+    contests: list[list[Recipe]],
+    left: float,
+    racing: tuple[Recipe, ...],
+) -> None:
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, left / SEARCH_SHARE, lambda: 0.0))
+    race(MISLED)
+    assert [tuple(each) for each in contests] == ([racing] if racing else [])
 
 
 def test_a_stopped_tuning_does_not_race_again_unless_it_searched_since(
@@ -154,6 +186,6 @@ def test_what_a_second_search_found_races_in_its_own_time(
     contests: list[list[Recipe]], monkeypatch: pytest.MonkeyPatch, share: float, races: int
 ) -> None:
     """Half of the limit has passed."""
-    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, lambda: 0.5))
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 100.0, lambda: 50.0))
     run_race(JOB, cast(Any, Notes()), MISLED, cast(Any, RUNNER), share)
     assert len(contests) == races

@@ -82,6 +82,7 @@ class Tuning:
             contention_monitor=contention_monitor or no_contention(),
             deadline=Deadline(),
         )
+        self.job = job
         self.study = Study(folder / "study.journal", "unet")
         self.study.set_space(space, sampler=settings["sampler"])
         self.now = 0.0
@@ -89,6 +90,10 @@ class Tuning:
         self.search = Search(
             cast(Any, job), self.study, space, self.baseline, clock=lambda: self.now
         )
+
+    def limit(self, seconds: float) -> None:
+        """Give the tuning so many seconds, from now on."""
+        self.job.deadline = Deadline(self.now, seconds, lambda: self.now)
 
     def run(self) -> list[int]:
         """Search; return the batches of the trials that it made."""
@@ -219,3 +224,24 @@ def test_where_memory_is_kept_a_recipe_leaves_as_much_again(
     assert fastest.point[BATCH] == largest
     too_large = {o.point[BATCH] for o in tuning.history if o.status is Status.WOULD_NOT_FIT}
     assert sorted(too_large) == crowded
+
+
+@pytest.mark.parametrize("sampler", ["cost", "grid"])
+def test_no_trial_begins_that_would_not_end_in_its_share_of_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    """Trials of 40 s, of which 35 s are setup; the search's share is 90 s."""
+    tuning = Tuning(tmp_path, sampler=sampler, time_limit=200.0)
+    tuning.limit(200.0)
+
+    def slow(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
+        tuning.now += 40.0
+        return ran_at(point, float(point[BATCH]), warmup_seconds=35.0)
+
+    monkeypatch.setattr(search_loop, "run_trial", slow)
+    tuning.run()
+    assert len(tuning.history) == 2
+    assert "recipes the search had no time to try" in tuning.search.not_covered
+    assert tuning.notes[-1].endswith(
+        "no further trial would end within its share of the time limit"
+    )

@@ -59,7 +59,7 @@ def splittable(
         return in_batch(reason, index)
 
     with without_dropout(units):
-        found = judge_splitting(given, reason_against, report)
+        found = judge_splitting(given, reason_against, report, task.describing_seconds)
     return replace(found, fixed=fixed)
 
 

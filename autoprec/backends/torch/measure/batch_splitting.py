@@ -98,7 +98,9 @@ def splittable(
             return reason
         return f"half a batch does not train, so the model runs at batches of {first} only ({why})"
 
-    return replace(judge_splitting(given, reason_against, report), fixed=fixed)
+    return replace(
+        judge_splitting(given, reason_against, report, task.describing_seconds), fixed=fixed
+    )
 
 
 def _why_half_fails(task: Task, model: nn.Module, batch: Any, half: Any, seed: int) -> str:

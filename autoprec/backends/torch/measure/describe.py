@@ -68,6 +68,7 @@ def describe(
     software: Mapping[str, str],
 ) -> TaskFacts:
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
+    began, most_seconds = time.monotonic(), task.describing_seconds
     report("data", 0)
     seen, found = survey(task, batch_size, seed, DESCRIBED, compare_halves=True)
     batch = move(seen.kept[seen.typical()], device)
@@ -90,9 +91,11 @@ def describe(
     optimizer = build_optimizer(task, model)
     seconds, updating = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
-    run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
-    length, kept = _watched(lambda: run_pass(task, model, batch, seed), model)
-    operator, operator_share = _slow_operator(task, model, batch, seed, device, seconds)
+    run, length, kept, operator, operator_share = None, 0, False, "", 0.0
+    if most_seconds is None or time.monotonic() - began < most_seconds:
+        run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
+        length, kept = _watched(lambda: run_pass(task, model, batch, seed), model)
+        operator, operator_share = _slow_operator(task, model, batch, seed, device, seconds)
     flops = sum(counted.values())
     return replace(
         _facts_of_model(task, model, optimizer, device_type, autocasts, batch_size, samples),

@@ -52,6 +52,18 @@ def test_operations_below_containers_are_counted_once() -> None:
     assert set(shares) == {"blocks.0.0", "blocks.1.0", "rows.0", "named.a"}
 
 
+def test_without_time_it_is_left_out_what_explains_a_step() -> None:
+    full, hurried = facts(), facts(describing_seconds=0.0)
+    assert full.kernels
+    assert hurried.kernels == ()
+    assert hurried.slow_operator == ""
+    assert (hurried.splittable, hurried.saved_bytes_per_sample) == (
+        full.splittable,
+        full.saved_bytes_per_sample,
+    )
+    assert "1 batch only" in " ".join(hurried.warnings)
+
+
 def test_the_part_of_the_update_is_timed_whether_it_could_be_fused_or_not() -> None:
     def own(model: nn.Module) -> Any:
         return torch.optim.Adam(model.parameters(), foreach=True)
