@@ -261,7 +261,8 @@ def test_what_is_not_part_of_a_step_is_noted() -> None:
 
 def test_a_fit_that_resumes_is_told_from_which_weights_trials_begin() -> None:
     (call, *_) = (each for each in CALLS if each.trainer == "Lightning")
-    given = {"self": trainer_of("lightning", None), "model": module_class("lightning")()}
+    trainer = trainer_of("lightning", None, max_epochs=3)
+    given = {"self": trainer, "model": module_class("lightning")()}
     call.task_of(
         {**given, "train_dataloaders": loader(), "ckpt_path": "runs/last.ckpt"}, "train.py"
     )
