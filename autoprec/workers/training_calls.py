@@ -18,8 +18,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from autoprec.errors import UsageError
-
 Patch = Callable[[ModuleType], None]
 
 
@@ -27,8 +25,8 @@ Patch = Callable[[ModuleType], None]
 class TrainingCall:
     """One trainer's call: where it is, what it is to its users, and what captures its task.
 
-    `capture` is a module with a function `from_...`, which takes those of the call's `arguments`.
-    `unused` arguments change the loss in a way that no task has.
+    `capture` is a module with a function `from_...`, which takes those of the call's `arguments`
+    in this order, None for what was not given, and `named` ones by their names where given.
     """
 
     module: str
@@ -39,7 +37,7 @@ class TrainingCall:
     capture: str
     function: str
     arguments: tuple[str, ...]
-    unused: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
 
     @property
     def package(self) -> str:
@@ -48,15 +46,9 @@ class TrainingCall:
 
     def task_of(self, given: Mapping[str, Any], name: str) -> Any:
         """Return the task of a call that was `given` these arguments."""
-        for each in self.unused:
-            if given.get(each) is not None:
-                raise UsageError(
-                    f"{self.shown} is called with {each}, which is not captured: give a function "
-                    "that returns the model and data that hold it, as in `autoprec tune "
-                    "train.py:build`"
-                )
         capture = getattr(importlib.import_module(self.capture), self.function)
-        return capture(*(given.get(each) for each in self.arguments), name=name)
+        named = {each: given[each] for each in self.named if each in given}
+        return capture(*(given.get(each) for each in self.arguments), **named, name=name)
 
 
 _TORCH, _KERAS = "autoprec.backends.torch.capture", "autoprec.backends.keras.capture"
@@ -69,6 +61,7 @@ _LIGHTNING = functools.partial(
     capture=_TORCH,
     function="from_lightning",
     arguments=("self", "model", "train_dataloaders", "datamodule"),
+    named=("ckpt_path",),
 )
 
 CALLS: tuple[TrainingCall, ...] = (
@@ -93,7 +86,10 @@ CALLS: tuple[TrainingCall, ...] = (
         capture=_KERAS,
         function="from_keras",
         arguments=("self", "x", "y", "sample_weight", "batch_size"),
-        unused=("class_weight",),
+        named=(
+            *("class_weight", "validation_split", "validation_data"),
+            *("shuffle", "steps_per_epoch"),
+        ),
     ),
 )
 

@@ -16,6 +16,7 @@ from autoprec.backends.shared import worker_process
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.errors import UsageError
 from autoprec.workers.sent_objects import receive, sent
+from autoprec.workers.training_calls import CALLS
 from tests.backends.torch.capture.captured import (
     BATCHES,
     data,
@@ -256,6 +257,18 @@ def test_what_is_not_part_of_a_step_is_noted() -> None:
 
     captured(module=Own())
     assert any("Own.optimizer_step is not part of the steps" in n for n in worker_process.notes())
+
+
+def test_a_fit_that_resumes_is_told_from_which_weights_trials_begin() -> None:
+    (call, *_) = (each for each in CALLS if each.trainer == "Lightning")
+    trainer = trainer_of("lightning", None, max_epochs=3)
+    given = {"self": trainer, "model": module_class("lightning")()}
+    call.task_of(
+        {**given, "train_dataloaders": loader(), "ckpt_path": "runs/last.ckpt"}, "train.py"
+    )
+    (said,) = (each for each in worker_process.notes() if "runs/last.ckpt" in each)
+    assert "is not loaded: trials begin with the weights that the module holds" in said
+    assert "`--checkpoint FILE`" in said
 
 
 def test_the_trainer_can_be_read_and_not_told() -> None:

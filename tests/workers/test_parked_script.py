@@ -11,11 +11,12 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autoprec.errors import AutoprecError, TaskError, UsageError, UserCodeError
+from autoprec.errors import AutoprecError, TaskError, UserCodeError
 from autoprec.workers import training_calls
 from autoprec.workers.parked_script import ReachedCall, run_script
 from autoprec.workers.task_source import TaskSource
@@ -218,7 +219,13 @@ def test_calls_that_are_too_few_are_counted(run: Run) -> None:
         run(FITS, at=3)
 
 
-def test_what_no_task_holds_is_refused() -> None:
-    keras = next(each for each in CALLS if each.trainer == "Keras")
-    with pytest.raises(UsageError, match=r"Model.fit is called with class_weight"):
-        keras.task_of({"class_weight": {0: 1.0}}, "train.py")
+def test_a_capture_is_given_what_the_call_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name what is named, and only if it was given: its default is that of the trainer."""
+    capture = SimpleNamespace(from_keras=lambda *given, **named: (given, named))
+    monkeypatch.setitem(sys.modules, "capturing", capture)
+    keras = replace(next(each for each in CALLS if each.trainer == "Keras"), capture="capturing")
+    given = {"self": "model", "x": 1, "epochs": 3, "class_weight": {0: 2.0}, "shuffle": False}
+    assert keras.task_of(given, "train.py") == (
+        ("model", 1, None, None, None),
+        {"class_weight": {0: 2.0}, "shuffle": False, "name": "train.py"},
+    )

@@ -29,14 +29,15 @@ def from_keras(
     batch_size: int | None = None,
     *,
     name: str,
+    **of_fit: Any,
 ) -> Task:
-    """Make a task of what `model.fit(x, y, sample_weight=..., batch_size=...)` would train.
+    """Make a task of what `model.fit(x, y, sample_weight=..., batch_size=..., ...)` would train.
 
-    Raises `UsageError` for what cannot be tuned as it is, `TaskError` for a model that cannot be
-    cloned; both say the way out.
+    `of_fit` are those of its other arguments that `batches_of` knows. Raises `UsageError` for what
+    cannot be tuned as it is, `TaskError` for a model that cannot be cloned; both say the way out.
     """
     _refuse(name, model)
-    data = batches_of(x, y, sample_weight, batch_size, name)
+    data = batches_of(x, y, sample_weight, batch_size, name, **of_fit)
     steps = innermost_optimizer(model.optimizer).gradient_accumulation_steps or 1
     task = Task(
         name=name,

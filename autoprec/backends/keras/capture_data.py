@@ -2,18 +2,23 @@
 
 Arrays are cut as `fit` cuts them, a tf.data.Dataset rebatches itself, and the batches of anything
 else are joined and cut, where all arrays have the samples first and batches are not padded one by
-one. Where that cannot be, the batch stays what it is, with the reason.
+one. Where that cannot be, the batch stays what it is, with the reason. What is split off for
+validation is not trained on, and the weights of classes become those of samples.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters import array_slicing, tf_dataset_adapter
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
 from autoprec.backends.keras.train.data import to_numpy
 from autoprec.backends.shared.recorded_batches import RecordedBatches
@@ -38,18 +43,53 @@ class Batches:
     fixed: str = ""
 
 
-def batches_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, name: str) -> Batches:
-    """Return what `fit(x, y, sample_weight, batch_size)` is given, at any batch size."""
+def batches_of(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    name: str,
+    *,
+    class_weight: Mapping[int, float] | None = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: Any = True,
+    steps_per_epoch: int | None = None,
+) -> Batches:
+    """Return what `fit` with these arguments trains on, at any batch size.
+
+    Raises `UsageError` for what `fit` would refuse as well.
+    """
+    if validation_split and validation_data is None:
+        try:
+            (x, y, sample_weight), _ = array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split
+            )
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from error
     if y is None and sample_weight is None and not _is_arrays(x):
         if hasattr(x, "element_spec") and hasattr(x, "rebatch"):
-            return _of_dataset(x, name)
+            return _of_dataset(_weigh_dataset(x, class_weight, name), name)
+        title = f"the {type(x).__name__}"
         if isinstance(x, keras.utils.PyDataset):
-            return _cut(x, lambda: _pass_of(x), name)
+            return _cut(x, functools.partial(_pass_of, x), title, name, class_weight)
         if isinstance(x, Iterator):
             x = RecordedBatches(x)
         if isinstance(x, Iterable) and not isinstance(x, dict | list | tuple | str):
-            return _cut(x, lambda: iter(x), name)
+            return _cut(x, lambda: iter(x), title, name, class_weight)
     arrays = (x, y) if sample_weight is None else (x, y, sample_weight)
+    count = _count(arrays, name)
+    if class_weight:
+        arrays = _weighed(arrays, class_weight, name)
+    steps = math.ceil(count / steps_per_epoch) if steps_per_epoch else None
+    own = batch_size or steps or _DEFAULT_BATCH
+    if shuffle:
+        return Batches(lambda _: arrays, own)
+    return Batches(functools.partial(_CutBatches, lambda: iter((_as_fit_gives(arrays),))), own)
+
+
+def _count(arrays: Any, name: str) -> int:
+    """Return how many samples all arrays hold."""
     leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
     shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
     counts = {int(shape[0]) if shape else 0 for shape in shapes}
@@ -59,7 +99,27 @@ def batches_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, name:
             f"{name}: the data are ({kinds}), expected arrays of as many samples each, a "
             "tf.data.Dataset, a PyDataset, or an iterable of batches"
         )
-    return Batches(lambda _: arrays, batch_size or _DEFAULT_BATCH)
+    return counts.pop()
+
+
+def _weighed(batch: Any, class_weight: Mapping[int, float], name: str) -> tuple[Any, Any, Any]:
+    """Return a batch with the weight of its class for each sample, as `fit` gives it."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    if weights is not None or y is None or keras.tree.is_nested(y):
+        raise UsageError(
+            f"{name}: fit takes class_weight of data with one target and without sample weights; "
+            "multiply the sample weights by those of the classes"
+        )
+    return x, y, class_weight_to_sample_weights(y, class_weight)
+
+
+def _weigh_dataset(dataset: Any, class_weight: Mapping[int, float] | None, name: str) -> Any:
+    if not class_weight:
+        return dataset
+    try:
+        return dataset.map(tf_dataset_adapter.make_class_weight_map_fn(class_weight))
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from error
 
 
 def _is_arrays(x: Any) -> bool:
@@ -91,10 +151,19 @@ def _pass_of(data: Any) -> Iterator[Any]:
     return (data[i] for i in (itertools.count() if count is None else range(count)))
 
 
-def _cut(given: Any, begin: Callable[[], Iterator[Any]], name: str) -> Batches:
+def _cut(
+    given: Any,
+    begin: Callable[[], Iterator[Any]],
+    title: str,
+    name: str,
+    class_weight: Mapping[int, float] | None,
+) -> Batches:
     """Return batches of any size, cut from whole ones; at their own size these themselves."""
+    if class_weight:
+        whole = begin
+        given = _Pass(lambda: (_weighed(each, class_weight, name) for each in whole()))
+        begin = given.begin
     seen = list(itertools.islice(begin(), _SEEN_BATCHES))
-    title = f"the {type(given).__name__}"
     if not seen:
         raise TaskError(f"{name}: {title} yields no batches; expected at least one")
     own = _samples(seen[0])
@@ -105,6 +174,16 @@ def _cut(given: Any, begin: Callable[[], Iterator[Any]], name: str) -> Batches:
         fixed = f"{title} pads each batch by itself, so that no two can be joined"
         return Batches(lambda _: given, own, f"{fixed}; {_OTHERWISE}")
     return Batches(lambda size: given if size == own else _CutBatches(begin, size), own)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Batches that `begin` goes through from their first, each time."""
+
+    begin: Callable[[], Iterator[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.begin()
 
 
 def _leaves(batch: Any) -> list[Any]:
@@ -136,6 +215,17 @@ class _CutBatches:
                 held = [_sliced(whole, self._size, None)] if count else []
         if count:
             yield _joined(held)
+
+
+def _as_fit_gives(arrays: Any) -> Any:
+    """Return arrays with their floats in Keras's floatx."""
+
+    def prepared(leaf: Any) -> Any:
+        array = _array(leaf)
+        is_long = array is not None and array.dtype == np.float64
+        return array.astype(keras.config.floatx()) if is_long else array
+
+    return keras.tree.map_structure(prepared, arrays)
 
 
 def _array(leaf: Any) -> Any:

@@ -1,12 +1,14 @@
 """Notes on an exception which of a model's modules were running when it was raised.
 
-A traceback holds the `self` of every method that was running, so nothing has to be watched while
-a step runs well. The note is an attribute of the exception, which is raised on as it is.
+A traceback holds the object of every method that was running, so nothing has to be watched while a
+step runs well. The note is an attribute of the exception, which is raised on as it is.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
+from types import FrameType
 
 _ATTRIBUTE = "autoprec_raised_in"
 
@@ -44,7 +46,22 @@ def _running_objects(error: BaseException) -> Iterator[int]:
     for each in chain:
         trace = each.__traceback__
         while trace is not None:
-            running = trace.tb_frame.f_locals.get("self")
+            running = _object_of(trace.tb_frame)
             if running is not None:
                 yield id(running)
             trace = trace.tb_next
+
+
+def _object_of(frame: FrameType) -> object:
+    """Return the object whose method a frame runs; None for a function's.
+
+    A method is known by its `self`, or by being what the class of its first argument has by its
+    name: a function of a model is no method of it.
+    """
+    code = frame.f_code
+    if "self" in frame.f_locals or not code.co_argcount:
+        return frame.f_locals.get("self")
+    first = frame.f_locals.get(code.co_varnames[0])
+    method = getattr(type(first), code.co_name, None)
+    own = inspect.unwrap(method) if callable(method) else None
+    return first if getattr(own, "__code__", None) is code else None

@@ -19,6 +19,7 @@ from autoprec.backends.keras.train.data import batches, to_tensors
 from autoprec.backends.keras.train.task_runner import build_model, loss_and_gradients, to_float
 from autoprec.backends.protocol import Task
 from autoprec.errors import TaskError, UsageError
+from autoprec.workers.training_calls import CALLS
 
 BATCHES = (8, 16, 64)
 
@@ -108,6 +109,103 @@ def test_arrays_have_fits_batch_and_sample_weights() -> None:
     task = from_keras(model_of(), features, targets, np.ones(128), 16, name="task")
     assert task.batch_size == 16
     assert len(next(batches(task, 16, 0))) == 3
+
+
+class Recording(keras.Model):
+    """Keeps what its steps are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Any] = []
+        self.last = keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.last(x)
+
+    def train_step(self, data: Any) -> Any:
+        self.given.append([np.asarray(each) for each in data])
+        return super().train_step(data)
+
+
+def hot() -> tuple[Any, Any]:
+    features, targets = arrays()
+    return features, np.eye(3, dtype="float32")[targets]
+
+
+def long_floats() -> tuple[Any, Any]:
+    features, targets = arrays()
+    return features.astype("float64"), targets.reshape(-1, 1)
+
+
+WEIGHTS = {0: 0.5, 2: 4.0}
+
+FITTED: dict[str, Any] = {
+    "plain": (arrays, {}),
+    "validation split": (arrays, {"validation_split": 0.25}),
+    "validation data instead": (
+        arrays,
+        {"validation_split": 0.25, "validation_data": arrays(8)},
+    ),
+    "weights of classes": (arrays, {"class_weight": WEIGHTS}),
+    "of hot classes, split": (hot, {"class_weight": WEIGHTS, "validation_split": 0.5}),
+    "of a dataset": (lambda: (dataset(),), {"class_weight": WEIGHTS, "shuffle": False}),
+    "of a PyDataset": (lambda: (Rows(),), {"class_weight": WEIGHTS}),
+    "in order": (long_floats, {"shuffle": False, "batch_size": 24}),
+    "steps": (arrays, {"steps_per_epoch": 5}),
+}
+
+
+@pytest.mark.parametrize("kind", FITTED)
+def test_steps_are_given_what_fit_gives_them(kind: str) -> None:
+    """The same samples with the same weights, in batches of the same size; in order if asked."""
+    given, settings = FITTED[kind]
+    model = Recording()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", "mse" if given is hot else loss, run_eagerly=True)
+    x, *y = given()
+    model.fit(x, *y, verbose=0, **settings)
+    given_by_fit = model.given[: settings.get("steps_per_epoch")]
+
+    call = next(each for each in CALLS if each.trainer == "Keras")
+    x, *y = given()
+    task = call.task_of({"self": model_of(), "x": x, **({"y": y[0]} if y else {}), **settings}, "t")
+    assert task.batch_size is not None
+    ours = [[np.asarray(each) for each in batch] for batch in batches(task, task.batch_size, 0)]
+    for one, other in zip(ours, given_by_fit, strict=True):
+        assert [(part.shape, part.dtype) for part in one] == [
+            (part.shape, part.dtype) for part in other
+        ]
+    rows = [
+        np.concatenate([np.hstack([part.reshape(len(part), -1) for part in b]) for b in found])
+        for found in (ours, given_by_fit)
+    ]
+    if settings.get("shuffle", True):
+        rows = [each[np.lexsort(each.T)] for each in rows]
+    assert np.array_equal(*rows)
+
+
+@pytest.mark.parametrize("batch_size", [8, 12])
+@pytest.mark.parametrize("data", [dataset, Rows], ids=["tf.data", "PyDataset"])
+def test_weights_of_classes_follow_their_samples_into_other_batches(
+    data: Any, batch_size: int
+) -> None:
+    found = batches_of(data(), None, None, None, "task", class_weight={0: 0.5, 1: 1.0, 2: 4.0})
+    task = written_task(found.build)
+    for _, y, weights in batches(task, batch_size, 0):
+        assert np.array_equal(weights, np.take([0.5, 1.0, 4.0], np.asarray(y)))
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        ((*arrays(), np.ones(128)), {"class_weight": WEIGHTS}, "without sample weights"),
+        ((dataset(), None, None), {"validation_split": 0.5}, "only supported for tensors or NumPy"),
+        ((*arrays(2), None), {"validation_split": 0.9}, "not sufficient to split"),
+    ],
+)
+def test_what_fit_refuses_is_refused(given: Any, settings: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        batches_of(*given, None, "task", **settings)
 
 
 def test_a_clone_keeps_weights_frozen_layers_and_the_compilation() -> None:

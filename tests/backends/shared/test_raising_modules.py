@@ -34,6 +34,30 @@ def test_the_modules_are_those_whose_code_was_running_innermost_first():
     assert modules_raised_in(error) == ("inner", "")
 
 
+class Short(Module):
+    def forward(s):
+        raise s.error
+
+
+def test_a_method_may_call_its_object_what_it_likes_and_a_function_of_it_is_none():
+    inner, outer = Short(error=RuntimeError("dtypes")), Module()
+    outer.children = (inner,)
+
+    def step(model):
+        model.forward()
+        raise AssertionError("it did not raise")
+
+    def loss_of(model):
+        raise RuntimeError("dtypes")
+
+    paths = {id(outer): "", id(inner): "inner"}
+    for run, expected in ((step, ("inner", "")), (loss_of, ())):
+        with pytest.raises(RuntimeError) as error:
+            run(outer)
+        note_modules(error.value, paths)
+        assert modules_raised_in(error.value) == expected
+
+
 def test_objects_that_are_no_modules_are_left_out():
     inner = Module(error=RuntimeError("dtypes"))
     error = raised(Module(Module(inner)))

@@ -24,6 +24,9 @@ _GRADIENT = "gradient_tape/"
 #: A multiply-add is two operations, as TensorFlow's profiler counts.
 _MULTIPLY_ADD = 2
 
+#: How many products of real numbers make a complex one.
+_REAL_PRODUCTS = 4
+
 
 @dataclass(frozen=True)
 class LayerCall:
@@ -186,12 +189,16 @@ def _places(call: LayerCall, rank: int) -> int:
 
 
 def product_flops(operation: Any) -> int:
-    """Count the operations of one product, two per multiply-add; 0 for anything else."""
+    """Count the operations of one product, two per multiply-add; 0 for anything else.
+
+    A multiply-add of complex numbers is four of real ones.
+    """
     count = _COUNTERS.get(operation.type)
     if count is None:
         return 0
+    real = _REAL_PRODUCTS if operation.outputs[0].dtype.is_complex else 1
     try:
-        return _MULTIPLY_ADD * count(operation)
+        return _MULTIPLY_ADD * real * count(operation)
     except (TypeError, ValueError):
         return 0  # a shape that is only known when the step runs
 
@@ -205,6 +212,12 @@ def _matmul(operation: Any) -> int:
     rows = operation.inputs[0].shape.as_list()
     inner = rows[-2] if operation.get_attr(flag) else rows[-1]
     return int(_size(operation.outputs[0]) * int(inner))
+
+
+def _sparse_matmul(operation: Any) -> int:
+    """Count what the sparse matrix holds, once for each column of the result."""
+    stored = operation.inputs[1].shape.as_list()[0]
+    return int(stored) * int(operation.outputs[0].shape.as_list()[-1])
 
 
 def _einsum(operation: Any) -> int:
@@ -259,6 +272,7 @@ _COUNTERS: dict[str, Callable[[Any], int]] = {
     "BatchMatMul": _matmul,
     "BatchMatMulV2": _matmul,
     "BatchMatMulV3": _matmul,
+    "SparseTensorDenseMatMul": _sparse_matmul,
     "Einsum": _einsum,
     "Conv2D": _convolution,
     "Conv3D": _convolution,

@@ -31,13 +31,24 @@ _FACTORY = "return (model, optimizer, loader, step) from a function, `autoprec t
 
 
 def from_lightning(
-    trainer: Any, module: Any, loaders: Any = None, datamodule: Any = None, *, name: str
+    trainer: Any,
+    module: Any,
+    loaders: Any = None,
+    datamodule: Any = None,
+    *,
+    name: str,
+    ckpt_path: Any = None,
 ) -> Task:
     """Make a task of what `trainer.fit(module, loaders, datamodule=...)` would train.
 
     Raises `UsageError` for what cannot be tuned as it is, with the way out.
     """
     _refuse(name, trainer, module)
+    if ckpt_path is not None:
+        worker_process.note(
+            f"ckpt_path={str(ckpt_path)!r} is not loaded: trials begin with the weights that the "
+            "module holds; `--checkpoint FILE` lets them begin with a file's"
+        )
     if datamodule is None and hasattr(loaders, "train_dataloader"):
         datamodule, loaders = loaders, None
     stand_in = TrainerStandIn(trainer, datamodule, module)

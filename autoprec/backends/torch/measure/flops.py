@@ -1,14 +1,18 @@
 """Counts a step's floating-point operations, with formulas where torch's own are wrong or missing.
 
-torch.utils.flop_counter knows matrix products, convolutions and CUDA's attention kernels. On the
-CPU, fused attention and the LSTM run as single operators that it counts as 0, and of a convolution
-in groups it counts the weights' gradient once too often for each group; their formulas are here. A
-multiply-add is two operations. Each is counted once: for the module whose own code ran it.
+torch.utils.flop_counter knows matrix products, convolutions and CUDA's attention kernels. It counts
+as 0 what else runs as one operator: the CPU's fused attention, whole recurrent layers, bilinear
+forms, quantised layers, products with a vector. Of a convolution in groups it counts the weights'
+gradient once too often for each group, of a sparse matrix all its zeros, and complex numbers as
+real ones. A multiply-add is two operations, of complex numbers eight. Each is counted once: for the
+module whose own code ran it.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +33,17 @@ OUTSIDE = "."
 
 #: FlopCounterMode's own name of its total.
 _TOTAL = "Global"
+
+#: How many products of real numbers make a complex one.
+_REAL_PRODUCTS = 4
+
+#: Operators each of whose results is a product of a row of their first operand with a column.
+_ROW_PRODUCTS = (
+    *("aten.mv", "aten.dot", "aten.vdot", "aten._int_mm", "aten._weight_int8pack_mm"),
+    *("aten._weight_int4pack_mm", "aten._weight_int4pack_mm_for_cpu", "quantized.linear"),
+    *("quantized.linear_relu", "quantized.linear_dynamic", "quantized.linear_relu_dynamic"),
+    *("quantized.linear_dynamic_fp16", "quantized.linear_relu_dynamic_fp16"),
+)
 
 #: The number of a backward pass where none runs.
 _NO_BACKWARD = -1
@@ -76,20 +91,106 @@ def _rnn_layer(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kwargs
 
 def _rnn_layer_backward(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kw: Any) -> int:
     """Count twice the forward pass: gradients by inputs and by weights."""
-    return 2 * _rnn_layer(inputs, weight_ih, weight_hh)
+    return int(2 * _rnn_layer(inputs, weight_ih, weight_hh))
+
+
+def _cudnn_rnn(inputs: Any, weights: Any, *args: Any, **kwargs: Any) -> int:
+    """Count a product with every matrix for each time step and sequence."""
+    matrices = sum(math.prod(shape) for shape in weights if len(shape) > 1)
+    return int(2 * math.prod(inputs[:-1]) * matrices)
+
+
+def _cudnn_rnn_backward(inputs: Any, weights: Any, *args: Any, **kwargs: Any) -> int:
+    return 2 * _cudnn_rnn(inputs, weights)
+
+
+def _row_products(rows: Any, *operands: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Count one product of a row for each result."""
+    return int(2 * math.prod(out_shape) * int(rows[-1]))
+
+
+def _row_products_added(_added: Any, rows: Any, vector: Any, *args: Any, **kwargs: Any) -> int:
+    return int(2 * math.prod(rows))
+
+
+def _products_added(_added: Any, left: Any, right: Any, *args: Any, **kwargs: Any) -> int:
+    return int(2 * math.prod(left) * int(right[-1]))
+
+
+def _trilinear(
+    one: Any,
+    two: Any,
+    three: Any,
+    expand_one: Any,
+    expand_two: Any,
+    expand_three: Any,
+    summed: Any,
+    unrolled: int = 1,
+    **kwargs: Any,
+) -> int:
+    """Count two products, of the first two factors and of the result with the third.
+
+    Each is one where it sums over a dimension; the unrolled dimension is summed one by one.
+    """
+    given = ((one, expand_one), (two, expand_two), (three, expand_three))
+    first, second, third = (_expanded(shape, axes) for shape, axes in given)
+    summed = set(summed) - {unrolled}
+    inner = summed & set(expand_three)
+    both = [max(pair) for pair in zip(first, second, strict=True)]
+    left = [1 if axis in inner else size for axis, size in enumerate(both)]
+    products = [both] if inner else []
+    products += [[max(pair) for pair in zip(left, third, strict=True)]] if summed - inner else []
+    return 2 * sum(math.prod(sizes) for sizes in products)
+
+
+def _expanded(shape: Any, axes: Any) -> list[int]:
+    """Return a shape with a dimension of one put in at each of `axes`."""
+    sizes = [int(size) for size in shape]
+    for axis in sorted(axes):
+        sizes.insert(axis, 1)
+    return sizes
 
 
 def formulas() -> dict[Any, Any]:
     """Return formulas for the operators that torch's counter gets wrong, where they exist."""
-    aten = torch.ops.aten
     wanted = {
-        "_scaled_dot_product_flash_attention_for_cpu": _attention,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-        "convolution_backward": _convolution_backward,
-        "mkldnn_rnn_layer": _rnn_layer,
-        "mkldnn_rnn_layer_backward": _rnn_layer_backward,
+        "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+        "aten.convolution_backward": _convolution_backward,
+        "aten.mkldnn_rnn_layer": _rnn_layer,
+        "aten.mkldnn_rnn_layer_backward": _rnn_layer_backward,
+        "aten._cudnn_rnn": _cudnn_rnn,
+        "aten._cudnn_rnn_backward": _cudnn_rnn_backward,
+        "aten.miopen_rnn": _cudnn_rnn,
+        "aten.miopen_rnn_backward": _cudnn_rnn_backward,
+        "aten._trilinear": _trilinear,
+        "aten.addmv": _row_products_added,
+        "aten.addbmm": _products_added,
+        "aten._sparse_addmm": _products_added,
+        **dict.fromkeys(_ROW_PRODUCTS, _row_products),
     }
-    return {getattr(aten, name): f for name, f in wanted.items() if hasattr(aten, name)}
+    found = {}
+    for path, formula in wanted.items():
+        space, _, name = path.partition(".")
+        operators = getattr(torch.ops, space)
+        if hasattr(operators, name):
+            found[getattr(operators, name)] = formula
+    return found
+
+
+def _of_tensors(formula: Callable[..., int]) -> Callable[..., int]:
+    """Let a formula of shapes count what the tensors say: complex numbers, what is not stored."""
+
+    @functools.wraps(formula)
+    def counted(*args: Any, **kwargs: Any) -> int:
+        operations = formula(*args, **kwargs)
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        for each in tensors:
+            if each.is_sparse or each.is_sparse_csr:
+                operations = operations * each._nnz() // max(1, each.numel())
+        return operations * (_REAL_PRODUCTS if any(map(torch.is_complex, tensors)) else 1)
+
+    return counted
 
 
 #: A module and the checkpoint, if any, in which it made nodes.
@@ -253,4 +354,6 @@ def registry() -> dict[Any, Any]:
 
 
 def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=formulas())
+    mode = FlopCounterMode(display=False, custom_mapping=formulas())
+    mode.flop_registry = {key: _of_tensors(each) for key, each in mode.flop_registry.items()}
+    return mode

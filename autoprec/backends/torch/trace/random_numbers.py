@@ -188,6 +188,10 @@ def _draw(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return _into(args[0], name, lambda new: func(new, *rest, **kwargs))
     if name == "native_dropout":
         return _dropout(func, *args)
+    if name in ("_standard_gamma", "_sample_dirichlet"):
+        drawn = _gamma(*_plain(args[:1]), *args[1:], **kwargs)
+        drawn = drawn / drawn.sum(-1, keepdim=True) if name == "_sample_dirichlet" else drawn
+        return torch.empty_like(args[0]).copy_(drawn)
     if name in _LIKE:
         return _fill_like(name, args[0], kwargs)
     if not any(isinstance(each, torch.Tensor) for each in args):
@@ -258,6 +262,27 @@ def _leaky(
     leaky: torch.Tensor = given.copy_(made) if in_place else made
     return leaky
 
+
+def _gamma(shape: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Draw from gamma distributions of these shapes and of rate 1 (Marsaglia and Tsang, 2000).
+
+    torch draws for one element after another until a proposal is accepted: one that rounding turns
+    down would shift all later draws. Here every element has proposals of its own.
+    """
+    raised = torch.where(shape < 1.0, shape + 1.0, shape) - 1.0 / 3.0
+    proposals = shape.new_empty((_PROPOSALS, *shape.shape)).normal_(generator=generator)
+    chances = torch.empty_like(proposals).uniform_(generator=generator)
+    lift = shape.new_empty(shape.shape).uniform_(generator=generator)
+    cubes = (1.0 + proposals / (9.0 * raised).sqrt()) ** 3
+    limits = proposals.square() / 2 + raised * (1.0 - cubes + cubes.log())  # NaN below zero
+    places = torch.arange(_PROPOSALS, device=shape.device).view(-1, *[1] * shape.ndim)
+    accepted = torch.where(chances.log() < limits, places, _PROPOSALS - 1).amin(0, keepdim=True)
+    drawn = raised * cubes.gather(0, accepted)[0]
+    return torch.where(shape < 1.0, drawn * lift ** (1.0 / shape), drawn)
+
+
+_PROPOSALS = 16
+"""For one element; each is turned down once in twenty times at most."""
 
 _LEAKY_DEFAULTS: tuple[Any, ...] = (1 / 8, 1 / 3, False, None)
 

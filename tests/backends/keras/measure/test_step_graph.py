@@ -158,3 +158,47 @@ def test_convolutions_inside_a_loop_over_time_are_counted(data_format):
     y = tf.zeros((BATCH, *model.output_shape[1:]))
     counted = flops_by_unit(trace_step(model, layer_units(model), (x, y)))
     assert counted == {"recurrent": 3 * 2 * BATCH * 5 * 16 * 9 * 16 * (2 + 4)}
+
+
+class Spectrum(keras.layers.Layer):
+    """A product of complex numbers, on the way."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(16, 16), name="kernel")
+
+    def call(self, x):
+        complex_ = tf.cast(x, "complex64") @ tf.cast(self.kernel, "complex64")
+        return tf.math.real(complex_)
+
+
+def test_a_complex_product_is_four_real_ones():
+    inputs = keras.Input((16,))
+    counted, total = count(keras.Model(inputs, Spectrum(name="spectrum")(layers.Dense(16)(inputs))))
+    assert sum(counted.values()) == total
+    assert counted["spectrum"] == 4 * 3 * PRODUCT
+
+
+class Neighbours(keras.layers.Layer):
+    """Sums over the neighbours of a graph."""
+
+    def call(self, x):
+        edges = tf.sparse.SparseTensor([[0, 1], [2, 3], [5, 4]], [1.0, 1.0, 1.0], (BATCH, BATCH))
+        return tf.sparse.sparse_dense_matmul(edges, x)
+
+
+def test_of_a_sparse_matrix_what_it_holds_counts():
+    inputs = keras.Input((16,))
+    counted, _ = count(keras.Model(inputs, Neighbours(name="sum")(layers.Dense(16)(inputs))))
+    assert counted["sum"] >= 2 * (2 * 3 * 16)
+    assert counted["sum"] < PRODUCT
+
+
+def test_layers_of_whole_numbers_cost_what_they_cost():
+    """A frozen quantised body under a head that is trained."""
+    body = sequential("body")
+    body.layers[0].quantize("int8")
+    body.trainable = False
+    model = keras.Sequential([layers.Input((16,)), body, layers.Dense(16, name="head")])
+    counted, total = count(model)
+    assert sum(counted.values()) == total
+    assert sum(flops for path, flops in counted.items() if path.startswith("body")) == PRODUCT

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from autoprec.backends.torch.measure.flops import OUTSIDE, count, formulas, total
+from autoprec.backends.torch.measure.flops import OUTSIDE, count, formulas, registry, total
 from tests.backends.torch.described import facts
 
 pytestmark = pytest.mark.torch
@@ -81,6 +81,69 @@ def test_each_gradient_of_a_convolution_in_groups_costs_its_forward_pass(
     assert total(lambda: convolution(images)) == forward
     assert total(lambda: convolution(images).sum().backward()) == 3 * forward
     assert total(lambda: convolution(images.detach()).sum().backward()) == 2 * forward
+
+
+def test_a_bilinear_form_costs_a_product_with_its_matrix_for_each_result() -> None:
+    form = nn.Bilinear(SIZE, 6, 5)
+    one, other = inputs(), torch.randn(BATCH, 6, requires_grad=True)
+    inner = 2 * BATCH * 5 * SIZE * 6
+    forward = inner + 2 * BATCH * 5 * 6
+    assert total(lambda: form(one, other)) == forward
+    trained_total = total(lambda: form(one, other).sum().backward())
+    assert forward + 3 * inner <= trained_total <= forward + 4 * inner
+
+
+def test_a_complex_product_is_four_real_ones() -> None:
+    real, complex_ = torch.randn(BATCH, SIZE), torch.randn(BATCH, SIZE, dtype=torch.complex64)
+    matrix = torch.randn(SIZE, SIZE, dtype=torch.complex64, requires_grad=True)
+    assert total(lambda: real @ matrix.real) == PRODUCT
+    assert total(lambda: complex_ @ matrix) == 4 * PRODUCT
+    assert total(lambda: (complex_ @ matrix).abs().sum().backward()) == 8 * PRODUCT
+    kernel = torch.randn(SIZE, SIZE, 1, dtype=torch.complex64)
+    convolved = total(lambda: F.conv1d(complex_[..., None], kernel))
+    assert convolved in (3 * PRODUCT, 4 * PRODUCT)  # torch may do with three real ones
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+def test_a_quantised_layer_costs_what_it_cost(dtype: torch.dtype) -> None:
+    layers = nn.Sequential(square(), nn.ReLU(), square())
+    quantised = torch.ao.quantization.quantize_dynamic(layers, {nn.Linear}, dtype)
+    assert not any(isinstance(each, nn.Linear) for each in quantised)
+    assert total(lambda: quantised(inputs(grad=False))) == 2 * PRODUCT
+    frozen = nn.Sequential(quantised, square())
+    assert counted(frozen, lambda: quantised(inputs(grad=False))) == {"0.0": 1.0, "0.2": 1.0}
+
+
+def test_products_with_a_vector_count() -> None:
+    matrix, vector = torch.randn(SIZE, SIZE), torch.randn(SIZE)
+    assert total(lambda: matrix @ vector) == 2 * SIZE * SIZE
+    assert total(lambda: torch.addmv(vector, matrix, vector)) == 2 * SIZE * SIZE
+    assert total(lambda: vector @ vector) == 2 * SIZE
+    assert total(lambda: torch.addbmm(matrix, matrix[None], matrix[None])) == 2 * SIZE**3
+    grouped = torch.randn(BATCH, 5, SIZE)
+    assert total(lambda: grouped @ vector) == 2 * BATCH * 5 * SIZE
+
+
+@pytest.mark.filterwarnings("ignore:.*beta state:UserWarning")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_of_a_sparse_matrix_what_it_holds_counts(layout: str) -> None:
+    dense = torch.eye(BATCH)
+    dense[0, 1:3] = 1.0
+    sparse = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
+    for product in (lambda: sparse @ inputs(), lambda: torch.sparse.mm(sparse, inputs())):
+        assert total(product) == 2 * (BATCH + 2) * SIZE
+
+
+def test_whole_recurrent_layers_of_accelerators_count_each_step_of_each_layer() -> None:
+    """No such device is needed for the number: shapes are what an operator is given."""
+    layers = nn.LSTM(5, SIZE, 2, bidirectional=True)
+    weights = [each.detach() for each in layers.parameters()]
+    steps = torch.randn(7, BATCH, 5)
+    once = 2 * 7 * BATCH * sum(each.numel() for each in weights if each.ndim > 1)
+    cudnn = torch.ops.aten._cudnn_rnn
+    assert registry()[cudnn](steps, weights, 4, None, out_val=steps) == once
+    assert registry()[torch.ops.aten._cudnn_rnn_backward](steps, weights, 4) == 2 * once
 
 
 def test_containers_that_are_never_called_count_nothing_twice() -> None:

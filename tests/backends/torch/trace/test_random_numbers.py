@@ -85,6 +85,63 @@ def test_a_randomised_slope_does_not_depend_on_the_signs_before_it() -> None:
     assert torch.equal(first[given > 0], given[given > 0])
 
 
+GAMMAS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gamma": torch._standard_gamma,
+    "dirichlet": torch._sample_dirichlet,
+    "beta": lambda x: torch._sample_dirichlet(torch.stack((x, x.flip(0)), -1))[..., 0],
+}
+
+
+@pytest.mark.parametrize("name", GAMMAS)
+@pytest.mark.parametrize("size", [0.3, 3.0])
+def test_shapes_that_rounding_changes_shift_no_draws(name: str, size: float) -> None:
+    """Only the draws of the few elements whose proposals are turned down in one dtype differ."""
+    shapes = size * (0.5 + torch.rand(4000, 3))
+    exact, rounded = (drawn(GAMMAS[name], each) for each in (shapes, shapes * (1 + 2**-8)))
+    away = ((exact - rounded).abs() > 0.1 * exact.abs() + 1e-3).float().mean()
+    assert away < 0.002
+
+
+@pytest.mark.parametrize("shape", [0.2, 1.0, 2.5, 40.0])
+def test_gammas_have_their_moments(shape: float) -> None:
+    found = drawn(torch._standard_gamma, torch.full((200_000,), shape)).double()
+    assert found.min() >= 0
+    assert found.mean() == pytest.approx(shape, rel=0.02)
+    assert found.var() == pytest.approx(shape, rel=0.04)
+    skew = ((found - shape) ** 3).mean() / shape**1.5
+    assert skew == pytest.approx(2 / shape**0.5, rel=0.15)
+    logs = found.clamp_min(1e-300).log().mean()
+    assert logs == pytest.approx(float(torch.digamma(torch.tensor(shape))), abs=0.02 / shape)
+
+
+class Reparametrised(nn.Module):
+    """A posterior of concentrations, drawn from where gradients go through."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.encoder, self.decoder = kind, nn.Linear(6, 32), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = (F.softplus(self.encoder(x)) + 0.1).chunk(2, -1)
+        made: dict[str, Callable[[], Any]] = {
+            "beta": lambda: torch.distributions.Beta(one, other),
+            "gamma": lambda: torch.distributions.Gamma(one, other),
+            "dirichlet": lambda: torch.distributions.Dirichlet(one),
+        }
+        found: Tensor = self.decoder(made[self.kind]().rsample()).flatten()
+        return found
+
+
+@pytest.mark.parametrize("kind", ["beta", "gamma", "dirichlet"])
+def test_reparametrised_draws_are_those_of_the_float32_step(kind: str) -> None:
+    trace = tracer(build_model=lambda: Reparametrised(kind))
+    trace.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    for point in trace.compare_steps(recipe=BFLOAT16):
+        assert point.loss == pytest.approx(point.reference, rel=0.03)
+        assert point.gradient_error is not None
+        assert point.gradient_error < 0.1
+
+
 @pytest.mark.parametrize(
     "draw", [lambda x: F.rrelu(x, training=True), DRAWS["dropout in one kernel"]]
 )
