@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -18,13 +19,20 @@ class FabricPlugin(Plugin):
     _waits_for_others = False  # in an update in which an optimizer was seen for the first time
 
     def convert_module(self, module: Any) -> Any:
-        """Remember the module: it is attached when it is called, placed and wrapped by then."""
+        """Remember the module: it is attached when it is called, placed and wrapped by then.
+
+        Fabric takes torch.compile's wrapper off for this, and keeps what it was made with to make
+        it anew.
+        """
         if self._module is not None and self._module is not module:
             raise UsageError(
                 f"Fabric set up {type(module).__name__} after {type(self._module).__name__}, and a "
                 "profile is of one model: set the others up by a Fabric of their own"
             )
         self._module = module
+        kept = sys._getframe(1).f_locals.get("compile_kwargs")
+        if kept is not None or hasattr(module, "_orig_mod"):
+            self.loop.require({"compiles": "torch.compile"})
         return module
 
     @contextmanager
