@@ -102,6 +102,12 @@ class AttachedProfile(ChosenProfile):
             self._checks.end(attached)
             attached.restore()
 
+    def forget(self) -> None:
+        """Detach, and forget what training brought: another one begins, under the same profile."""
+        self.detach()
+        self._scaler = None
+        self._checks.load_state_dict(None, None)
+
     # What happened -----------------------------------------------------------------------------
 
     @property

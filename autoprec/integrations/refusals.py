@@ -75,8 +75,8 @@ REFUSALS = (
     ),
     Refusal(
         _fact("finds_batch"),
-        "{finds_batch} changes the batch during training, and the profile was checked with its own",
-        "switch it off: the tuning has found the batch",
+        "{finds_batch} changes the batch, and the profile was checked with its own",
+        "leave that out: the tuning has found the batch",
     ),
     Refusal(
         _accumulating("accumulation_schedule"),

@@ -18,6 +18,12 @@ class ForeignLoop(AttachedProfile):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.seen, self._completed = 0, False
+        self.scales = False
+
+    def attach(self, *args: Any, **kwargs: Any) -> None:
+        """Attach; `scales` says from then on whether losses are scaled."""
+        super().attach(*args, **kwargs)
+        self.scales = self.scaler.is_enabled()
 
     def detach(self) -> None:
         """Undo what attaching did, in the middle of an update too."""

@@ -10,8 +10,7 @@ The Trainer trains through an Accelerator, so the profile is bound to that. Leav
 
 from __future__ import annotations
 
-import dis
-import inspect
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,9 @@ from autoprec.errors import AutoprecWarning
 from autoprec.integrations.accelerate import bind_loop, facts_of
 from autoprec.integrations.seam import ForeignLoop
 from autoprec.integrations.settings import Settings
+from autoprec.integrations.summed_losses import adds_up, leaves_out_items
 
-_SCALED = "loss_is_scaled_for_ga"
+_SEARCH = "a search of hyperparameters, without apply(..., keep_batch=True),"
 
 
 def apply(
@@ -48,19 +48,23 @@ def apply(
     if in_worker():  # the Trainer is tuned as the script made it
         return loop
     loop.require(_facts(trainer))
-    given = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     if keep_batch:
-        loop.keep_batch(*given)
+        loop.keep_batch(*_batch(trainer))
     else:
-        loop.require({"leaves_out_items": _leaves_out_items(trainer)})
+        loop.require({"leaves_out_items": leaves_out_items(trainer)})
     _set_batch(trainer, loop)
-    loop.weighs = _adds_up(trainer)
+    loop.weighs = adds_up(trainer)
     bind_loop(loop, trainer.accelerator, accumulates=False)
     make = trainer.create_accelerator_and_postprocess
 
     def make_and_bind() -> None:
-        """Bind again what a search of hyperparameters makes anew for every trial."""
+        """Begin anew with what a search of hyperparameters makes for every trial."""
         make()
+        loop.forget()
+        if keep_batch:
+            loop.keep_batch(*_batch(trainer))
+        searched = _batch(trainer) != (loop.batch_size, loop.accumulation_steps)
+        loop.require(_facts(trainer) | ({"finds_batch": _SEARCH} if searched else {}))
         bind_loop(loop, trainer.accelerator, accumulates=False)
 
     trainer.create_accelerator_and_postprocess = make_and_bind
@@ -79,10 +83,15 @@ def _saving_contiguous(trainer: Any, save: Callable[..., Any]) -> Callable[..., 
     return save_contiguous
 
 
+def _batch(trainer: Any) -> tuple[int, int]:
+    """Return the samples of a micro-batch, and the micro-batches of an update, by the arguments."""
+    return trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+
+
 def _set_batch(trainer: Any, loop: ForeignLoop) -> None:
     """Give the Trainer the profile's batch, and say where an update holds another number."""
     arguments = trainer.args
-    before = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    before = math.prod(_batch(trainer))
     arguments.per_device_train_batch_size = loop.batch_size
     arguments.gradient_accumulation_steps = loop.accumulation_steps
     trainer._train_batch_size = arguments.train_batch_size
@@ -112,38 +121,3 @@ def _facts(trainer: Any) -> dict[str, Any]:
         "compiles": "torch_compile=True" if arguments.torch_compile else "",
         "deterministic": arguments.full_determinism,
     }
-
-
-def _adds_up(trainer: Any) -> bool:
-    """Say whether the Trainer adds up the losses of micro-batches, where others average."""
-    said: bool | None = getattr(trainer, _SCALED, None)
-    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    return counted if said is None else said
-
-
-def _leaves_out_items(trainer: Any) -> str:
-    """Name what computes the loss and never reads the number of the update's tokens.
-
-    The Trainer adds up such losses. Empty where the code does not tell, or it does not matter.
-    """
-    if getattr(trainer, _SCALED, None) is not None or not _adds_up(trainer):
-        return ""
-    computes = trainer.compute_loss_func or trainer.compute_loss
-    if computes.__module__.startswith("transformers."):
-        if trainer.label_smoother is not None:
-            return ""
-        computes = trainer.model.forward
-    if _reads(computes, "num_items_in_batch"):
-        return ""
-    return getattr(inspect.unwrap(computes), "__qualname__", type(computes).__name__)
-
-
-def _reads(function: Callable[..., Any], argument: str) -> bool:
-    """Return whether a function's code reads an argument, or other keywords; True if unknown."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return True
-    given = inspect.signature(function).parameters.values()
-    wanted = {argument, *(each.name for each in given if each.kind is each.VAR_KEYWORD)}
-    found = (each.argval for each in dis.get_instructions(code))
-    return any(wanted.intersection(v if isinstance(v, tuple) else (v,)) for v in found)

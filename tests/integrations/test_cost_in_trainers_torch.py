@@ -143,7 +143,7 @@ def own_calls() -> Iterator[Counter[str]]:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
-    ("recipe", "most"), [(BFLOAT16, 80), (FLOAT16, 240)], ids=["bfloat16", "float16"]
+    ("recipe", "most"), [(BFLOAT16, 60), (FLOAT16, 240)], ids=["bfloat16", "float16"]
 )
 @pytest.mark.parametrize(
     "training",

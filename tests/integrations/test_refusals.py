@@ -25,7 +25,7 @@ ROWS: list[tuple[Recipe, dict[str, Any], str, str]] = [
     (BFLOAT16, {"deepspeed": True}, "DeepSpeed casts", "--to deepspeed"),
     (BFLOAT16, {"own_precision": "XLAStrategy"}, "XLAStrategy has", "DDP or FSDP2"),
     (BFLOAT16, {"data_parallel": True}, "nn.DataParallel", "torchrun"),
-    (BFLOAT16, {"finds_batch": "auto_find_batch_size"}, "auto_find_batch_size", "switch it off"),
+    (BFLOAT16, {"finds_batch": "auto_find_batch_size"}, "auto_find_batch_size", "leave that out"),
     (ACCUMULATING, {"accumulation_schedule": True}, "Scheduler changes", "accumulates 4"),
     (ACCUMULATING, {"manual": True}, "manual optimization .* 4", "automatic optimization"),
     (

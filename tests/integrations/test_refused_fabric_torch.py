@@ -28,6 +28,7 @@ pytestmark = [
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
 FLOAT16 = recipe_of(Policy.MIXED_FLOAT16, accumulation_steps=1)
+COMPILED = Recipe(batch_size=8, compile=True)
 LOSS = nn.functional.cross_entropy
 
 
@@ -94,6 +95,13 @@ def a_second_model(fabric: Any) -> None:
     fabric.setup(nn.Linear(2, 2))
 
 
+def compiled(**settings: Any) -> Callable[[Any], None]:
+    def set_up(fabric: Any) -> None:
+        fabric.setup(torch.compile(net(), backend="eager"), **settings)
+
+    return set_up
+
+
 def stepping(make: Callable[[Any], torch.optim.Optimizer], *closures: Any) -> Callable[[Any], None]:
     def step(fabric: Any) -> None:
         model = net()
@@ -113,6 +121,8 @@ def stepping(make: Callable[[Any], torch.optim.Optimizer], *closures: Any) -> Ca
         (BFLOAT16, raw_model, r"never called through Fabric.*call what fabric\.setup"),
         (BFLOAT16, autocast_first, r"before a model was set up.*call fabric\.setup"),
         (BFLOAT16, a_second_model, r"set up Linear after Net, .* Fabric of their own"),
+        (COMPILED, compiled(), r"compiles the model, and torch\.compile does as well"),
+        (COMPILED, compiled(_reapply_compile=False), r"torch\.compile does as well"),
         (BFLOAT16, stepping(torch.optim.LBFGS, lambda: 1.0), r"LBFGS calls .*AdamW or SGD"),
         (FLOAT16, stepping(momentum, lambda: 1.0), r"given a closure under a loss scale.* Use"),
     ],

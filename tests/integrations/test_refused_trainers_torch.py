@@ -48,7 +48,7 @@ CHOOSING = Recipe(batch_size=8, knobs={"cudnn_benchmark": True})
 @pytest.mark.parametrize(
     ("recipe", "arguments", "said"),
     [
-        (SPLIT, {"auto_find_batch_size": True}, r"auto_find_batch_size .*switch it off"),
+        (SPLIT, {"auto_find_batch_size": True}, r"auto_find_batch_size .*leave that out"),
         (SPLIT, {"bf16_full_eval": True}, r"bf16_full_eval casts .*leave it out"),
         (SPLIT, {"fp16_full_eval": True}, r"fp16_full_eval casts .*leave it out"),
         (SPLIT, {"bf16": True}, r"told bf16 .*leave mixed_precision"),
@@ -153,7 +153,7 @@ def lbfgs(parameters: Any) -> torch.optim.Optimizer:
         (WHOLE, "GradientAccumulationScheduler", ""),
         (SPLIT, "manual", r"manual optimization .*use automatic optimization"),
         (WHOLE, "LBFGS", r"LBFGS calls .*AdamW or SGD"),
-        (WHOLE, "BatchSizeFinder", r"BatchSizeFinder changes .*switch it off"),
+        (WHOLE, "BatchSizeFinder", r"BatchSizeFinder changes .*leave that out"),
         (COMPILED, "compiled", r"torch\.compile does as well"),
     ],
 )
@@ -209,12 +209,14 @@ def test_lightnings_fsdp2(package: str, recipe: Recipe, said: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_strategy_that_is_given_the_plugin_as_its_own_names_the_way_out(package: str) -> None:
-    said = r"only work with the `FSDPPrecision` plugin, found .* ModelParallelStrategy \(FSDP2\)"
-    with pytest.raises(TypeError, match=said):
-        pytorch_of(package).strategies.FSDPStrategy(precision_plugin=plugin(WHOLE, package=package))
-    with pytest.raises(TypeError, match=said):
-        fabric_of(package).strategies.FSDPStrategy(precision=fabric_plugin(WHOLE, package=package))
+def test_a_strategy_that_is_given_the_plugin_as_its_own_is_refused(package: str) -> None:
+    strategies, made = pytorch_of(package).strategies, plugin(WHOLE, package=package)
+    with pytest.raises(UsageError, match=r"^Lightning with .*FSDP1.*ModelParallelStrategy"):
+        strategies.FSDPStrategy(precision_plugin=made)
+    strategies, made = fabric_of(package).strategies, fabric_plugin(WHOLE, package=package)
+    with pytest.raises(UsageError, match=r"^Fabric with .*FSDP1.*ModelParallelStrategy"):
+        strategies.FSDPStrategy(precision=made)
+    assert f"{made}" == str(made)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

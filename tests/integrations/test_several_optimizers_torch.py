@@ -6,6 +6,7 @@ Trainers update the scale after each optimizer's step, where torch wants it afte
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,22 +136,74 @@ def test_each_gradient_is_unscaled_once_by_the_scale_it_was_made_at(
     assert loop.scaler.get_scale() == 1024.0 * 2 ** (UPDATES // 2)
 
 
-def test_an_overflow_in_one_half_is_an_overflow_of_the_update() -> None:
+def prepared_by_accelerate(recipe: Recipe, model: nn.Module) -> tuple[Any, ...]:
     accelerator = Accelerator(cpu=True)
-    bind(accelerator, FLOAT16, watch=False)
-    model = net(0.0)
-    model, first, second = accelerator.prepare(model, *optimizers(model))
-    handle = model.conv.bias.register_hook(lambda grad: torch.full_like(grad, torch.inf))
+    loop = bind(accelerator, recipe, watch=False)
+    return accelerator.backward, loop, *accelerator.prepare(model, *optimizers(model))
+
+
+def prepared_by_fabric(recipe: Recipe, model: nn.Module) -> tuple[Any, ...]:
+    made = fabric_plugin(recipe, package="lightning", watch=False)
+    fabric = fabric_of("lightning").Fabric(accelerator="cpu", devices=1, plugins=[made])
+    return fabric.backward, made.loop, *fabric.setup(model, *optimizers(model))
+
+
+PREPARED = [prepared_by_accelerate, prepared_by_fabric]
+
+
+@pytest.mark.parametrize("prepared", PREPARED)
+def test_an_overflow_in_one_half_is_an_overflow_of_the_update(
+    prepared: Callable[..., tuple[Any, ...]],
+) -> None:
+    raw = net(0.0)
+    backward, loop, model, first, second = prepared(FLOAT16, raw)
+    handle = raw.conv.bias.register_hook(lambda grad: torch.full_like(grad, torch.inf))
     inputs, targets = images(8)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    accelerator.backward(LOSS(model(inputs), targets))
+    before = {name: value.clone() for name, value in raw.state_dict().items()}
+    backward(LOSS(model(inputs), targets))
     handle.remove()
     first.step()
-    assert accelerator.scaler.get_scale() == 1024.0
+    assert loop.scaler.get_scale() == 1024.0
     second.step()
-    assert accelerator.scaler.get_scale() == 512.0
-    assert torch.equal(model.conv.weight, before["conv.weight"])
-    moved = (model.head.weight.detach() - before["head.weight"]).norm()
+    assert loop.scaler.get_scale() == 512.0
+    assert torch.equal(raw.conv.weight, before["conv.weight"])
+    moved = (raw.head.weight.detach() - before["head.weight"]).norm()
     again = net(0.0)
     LOSS(again(inputs), targets).backward()
     assert float(moved) == pytest.approx(0.1 * float(again.head.weight.grad.norm()), rel=0.02)
+
+
+@pytest.mark.parametrize("prepared", PREPARED)
+def test_a_scale_that_grows_with_every_update_grows_once(
+    prepared: Callable[..., tuple[Any, ...]],
+) -> None:
+    scale = LossScale(initial=64.0, growth_interval=1)
+    raw = net(0.0)
+    backward, loop, model, *both = prepared(replace(FLOAT16, loss_scale=scale), raw)
+    inputs, targets = images(8)
+    for update in range(1, 4):
+        backward(LOSS(model(inputs), targets))
+        for each in both:
+            each.step()
+        for each in both:
+            each.zero_grad()
+        assert loop.scaler.get_scale() == 64.0 * 2**update
+        assert loop.steps == update
+
+
+@pytest.mark.parametrize("prepared", PREPARED)
+def test_parameters_without_an_optimizer_leave_the_scale_to_the_others(
+    prepared: Callable[..., tuple[Any, ...]],
+) -> None:
+    """Their gradients are there all the same, and nothing ever steps with them."""
+    scale = LossScale(initial=64.0, growth_interval=1)
+    raw = net(0.0)
+    backward, loop, model, _, second = prepared(replace(FLOAT16, loss_scale=scale), raw)
+    inputs, targets = images(8)
+    for _ in range(3):
+        backward(LOSS(model(inputs), targets))
+        second.step()
+        second.zero_grad()
+    backward(LOSS(model(inputs), targets))
+    assert loop.steps == 3
+    assert loop.scaler.get_scale() == 64.0 * 2**3

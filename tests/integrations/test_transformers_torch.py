@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from autoprec import Policy, Recipe
-from autoprec.core.recipe import Alignment
+from autoprec.core.recipe import Alignment, LossScale
 from autoprec.errors import AutoprecWarning, UsageError
 from autoprec.integrations.transformers import apply
 from tests.integrations.trained import RIGHT, recipe_of, relative, watched, wrapped_modules
@@ -122,19 +123,95 @@ def chain(module: nn.Module) -> Iterator[Any]:
         forward = getattr(forward, "inner", None)
 
 
-def test_each_trial_of_a_search_is_under_the_profile(tmp_path: Path) -> None:
-    """As `_hp_search_setup` does it: another Accelerator, another model."""
-    trainer = trainer_of(tmp_path, num_train_epochs=1)
-    precision = apply(trainer, recipe_of(Policy.MIXED_FLOAT16), watch=False)
-    for _ in range(3):
-        trainer.model = trainer.model_wrapped = Classifier()
-        trainer.optimizer = trainer.lr_scheduler = None
-        trainer.create_accelerator_and_postprocess()
-        with watched(trainer.model.net) as seen:
-            trainer.train()
-        assert seen.of("train")["exact"] == {torch.float32}
-        assert seen.of("train")["wide"] == {torch.float16}
-        assert trainer.accelerator.scaler is precision.scaler
+def make_classifier() -> nn.Module:
+    """Make it without an argument, for which the Trainer would give the trial."""
+    return Classifier()
+
+
+def searching(
+    folder: Path, model_init: Callable[[], nn.Module] | None = None, **settings: Any
+) -> Trainer:
+    """A Trainer that makes its model itself, anew for each trial of a search."""
+    return Trainer(
+        model_init=model_init or make_classifier,
+        args=arguments(folder, **{"num_train_epochs": 1, **settings}),
+        train_dataset=samples(64),
+        eval_dataset=samples(16),
+    )
+
+
+def search(trainer: Trainer, name: str, values: Sequence[Any]) -> None:
+    """Search over one argument, by Optuna, each of its values once."""
+    optuna = pytest.importorskip("optuna")
+    trainer.hyperparameter_search(
+        hp_space=lambda trial: {name: trial.suggest_categorical(name, values)},
+        n_trials=len(values),
+        direction="minimize",
+        backend="optuna",
+        sampler=optuna.samplers.GridSampler({name: values}),
+    )
+
+
+class Ends(TrainerCallback):
+    """Keeps, of each training, the learning rate, the loss scale and the weights at its end."""
+
+    def __init__(self, precision: Any) -> None:
+        self.precision, self.found = precision, list[tuple[float, float, int, Any]]()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        weights = {name: value.clone() for name, value in given["model"].state_dict().items()}
+        scale = self.precision.scaler.get_scale()
+        self.found.append((args.learning_rate, scale, self.precision.steps, weights))
+
+
+def test_each_trial_of_a_search_trains_as_alone(tmp_path: Path) -> None:
+    scale = LossScale(initial=64.0, growth_interval=2)
+    recipe = replace(recipe_of(Policy.MIXED_FLOAT16), loss_scale=scale)
+    models: list[Any] = []
+
+    def model_init() -> nn.Module:
+        models.append(Classifier())
+        return models[-1]
+
+    trainer = searching(tmp_path, model_init)
+    precision = apply(trainer, recipe)
+    ends = Ends(precision)
+    trainer.add_callback(ends)
+    search(trainer, "learning_rate", [0.1, 0.2, 0.05])
+    assert len(ends.found) == 3
+    for rate, scale, steps, weights in ends.found:
+        alone = searching(tmp_path, learning_rate=rate)
+        own = apply(alone, recipe)
+        alone.train()
+        assert (scale, steps) == (own.scaler.get_scale(), own.steps) == (256.0, 4)
+        expected = alone.model.state_dict()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+        assert own.ran is not None
+        assert precision.ran is not None
+        assert precision.ran.islands == own.ran.islands == ("exact",)
+    assert [wrapped_modules(model) for model in models[:-1]] == [[]] * 3
+
+
+def test_a_search_over_the_batch_is_refused_or_kept(tmp_path: Path) -> None:
+    recipe = recipe_of(Policy.MIXED_BFLOAT16)
+    trainer = searching(tmp_path)
+    apply(trainer, recipe)
+    with pytest.raises(
+        UsageError, match=r"a search of hyper.*keep_batch=True\), changes the batch"
+    ):
+        search(trainer, "per_device_train_batch_size", [4])
+    trainer = searching(tmp_path)
+    precision = apply(trainer, recipe, keep_batch=True)
+    search(trainer, "per_device_train_batch_size", [4, 16])
+    assert precision.ran is not None
+    assert precision.ran.batch == precision.batch_size == trainer.args.per_device_train_batch_size
+
+
+def test_a_trial_that_asks_for_another_precision_is_refused(tmp_path: Path) -> None:
+    trainer = searching(tmp_path)
+    apply(trainer, recipe_of(Policy.FLOAT32))
+    with pytest.raises(UsageError, match=r"told bf16 and the profile's policy is float32"):
+        search(trainer, "bf16", [True])
 
 
 def test_batch_and_accumulation_are_the_profiles_and_said(tmp_path: Path) -> None:

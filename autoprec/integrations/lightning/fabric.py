@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from autoprec.errors import UsageError
@@ -14,15 +16,23 @@ class FabricPlugin(Plugin):
     """The methods of Fabric's plugin; its base class is one of the two packages'."""
 
     _module: Any = None
+    _waits_for_others = False  # in an update in which an optimizer was seen for the first time
 
     def convert_module(self, module: Any) -> Any:
-        """Remember the module: it is attached when it is called, placed and wrapped by then."""
+        """Remember the module: it is attached when it is called, placed and wrapped by then.
+
+        Fabric takes torch.compile's wrapper off for this, and keeps what it was made with to make
+        it anew.
+        """
         if self._module is not None and self._module is not module:
             raise UsageError(
                 f"Fabric set up {type(module).__name__} after {type(self._module).__name__}, and a "
                 "profile is of one model: set the others up by a Fabric of their own"
             )
         self._module = module
+        kept = sys._getframe(1).f_locals.get("compile_kwargs")
+        if kept is not None or hasattr(module, "_orig_mod"):
+            self.loop.require({"compiles": "torch.compile"})
         return module
 
     @contextmanager
@@ -39,8 +49,11 @@ class FabricPlugin(Plugin):
             yield
 
     def backward(self, tensor: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        """Scale the loss, and let checks know it."""
+        """Scale the loss, which ends an update that waits for others, and let checks know it."""
         scaled = self.loop.scaler.scale(tensor)
+        if self._waits_for_others and self.loop.attached is not None:
+            self.loop.scaler.sharing = self.loop.attached.optimizers
+        self._waits_for_others = False
         super().backward(scaled, model, *args, **kwargs)  # type: ignore[misc]
         self.loop.note_loss(tensor, divided=True)
 
@@ -61,9 +74,24 @@ class FabricPlugin(Plugin):
             if optimizer not in attached.optimizers:
                 self.loop.require({"closures": closures_of(optimizer)})
                 attached.add_optimizers([optimizer])
+                if self.loop.scaler.is_enabled():
+                    self._wait_for_others(attached)
         elif self.loop.choose().applies:
             raise UsageError(
                 "Fabric is to step an optimizer, and the model was never called through Fabric, so "
                 "that it computed in float32: call what fabric.setup(...) returned, as "
                 "model(inputs). A method such as model.training_step(batch) goes past it"
             )
+
+    def _wait_for_others(self, attached: Any) -> None:
+        """Keep the scale until optimizers that were not seen yet have made their step, too.
+
+        That they are there is known by the gradients that no other optimizer steps with.
+        """
+        rest = {id(parameter): parameter for parameter in self._module.parameters()}
+        for group in (group for each in attached.optimizers for group in each.param_groups):
+            for parameter in group["params"]:
+                rest.pop(id(parameter), None)
+        others: Any = SimpleNamespace(param_groups=[{"params": list(rest.values())}])
+        self.loop.scaler.sharing = [*attached.optimizers, others]
+        self._waits_for_others = True

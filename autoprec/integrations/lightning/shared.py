@@ -21,22 +21,24 @@ class Plugin:
         super().__init__()
         self.loop = loop
 
-    def __repr__(self) -> str:
-        """Name what it goes with: a strategy that is given it as its own prints this."""
-        name = type(self).__name__
-        return f"{name}, which trains on one device, under DDP or ModelParallelStrategy (FSDP2)"
-
     def __bool__(self) -> bool:
         """Refuse a strategy with a precision of its own; else true.
 
         Trainer and Fabric ask this of a plugin right before they give it to their strategy, and
         some of those raise a TypeError for what is not their own, which names no way out.
         """
-        owner = sys._getframe(1).f_locals.get("self")
-        facts = strategy_facts(getattr(owner, "strategy", None))
+        self._refuse(getattr(_caller(), "strategy", None))
+        return True
+
+    def __format__(self, spec: str) -> str:
+        """Refuse a strategy that is given this as its own, where it is about to print it."""
+        self._refuse(_caller())
+        return super().__format__(spec)
+
+    def _refuse(self, strategy: Any) -> None:
+        facts = strategy_facts(strategy)
         if any(facts.values()):
             self.loop.require(facts)
-        return True
 
     @property
     def batch_size(self) -> int:
@@ -77,6 +79,11 @@ class Plugin:
     def teardown(self) -> None:
         """Undo what was done to the model; the next `fit` does it again."""
         self.loop.detach()
+
+
+def _caller() -> Any:
+    """Return the object whose code asked a plugin something."""
+    return sys._getframe(2).f_locals.get("self")
 
 
 def strategy_facts(strategy: Any) -> dict[str, Any]:

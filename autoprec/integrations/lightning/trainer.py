@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from autoprec.integrations.lightning.shared import Plugin, closures_of
@@ -12,14 +12,20 @@ _NATIVE_STATES = ("MixedPrecision", "native_amp_scaling_state")
 
 
 class TrainerPlugin(Plugin):
-    """The methods of the Trainer's plugin; its base class is one of the two packages'."""
+    """The methods of the Trainer's plugin; its base class is one of the two packages'.
+
+    What a profile does not ask for (a loss scale, a mean) costs an update no call: whether it does
+    is an attribute.
+    """
+
+    _planned = 1  # micro-batches of an update
 
     def convert_module(self, module: Any) -> Any:
         """Refuse what cannot be, and set how often the Trainer accumulates."""
         trainer = module.trainer
         self.loop.choose(str(trainer.strategy.root_device))
         self.loop.require(_facts(trainer, module))
-        trainer.accumulate_grad_batches = self.loop.accumulation_steps
+        trainer.accumulate_grad_batches = self._planned = self.loop.accumulation_steps
         return module
 
     def connect(self, model: Any, optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Any:
@@ -29,16 +35,16 @@ class TrainerPlugin(Plugin):
         self.loop.attach(model, optimizers, holds=True)
         return model, optimizers, schedulers
 
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """Open the profile's autocast."""
-        with self.loop.cast():
-            yield
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Return the profile's autocast."""
+        return self.loop.cast()
 
     def pre_backward(self, tensor: Any, module: Any) -> Any:
         """Count a micro-batch, and scale its loss."""
         self.loop.seen += 1
-        return super().pre_backward(self.loop.scaler.scale(tensor), module)  # type: ignore[misc]
+        if self.loop.scales:
+            tensor = self.loop.scaler.scale(tensor)
+        return super().pre_backward(tensor, module)  # type: ignore[misc]
 
     def post_backward(self, tensor: Any, module: Any) -> Any:
         """Let checks know the loss."""
@@ -49,20 +55,22 @@ class TrainerPlugin(Plugin):
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
         """Make an update: gradients, their mean, hooks and clipping, and the step."""
-        result = closure()
-        automatic = model.automatic_optimization
-        if result is None and automatic and not self.loop.seen:  # no micro-batch gave a loss
-            return None
-        self.loop.scaler.unscale_once_(optimizer)
-        if automatic:
-            self.loop.complete(optimizer)
+        result, loop = closure(), self.loop
+        if result is None and not loop.seen and model.automatic_optimization:
+            return None  # no micro-batch gave a loss
+        if loop.scales:
+            loop.scaler.unscale_once_(optimizer)
+        if loop.seen < self._planned and model.automatic_optimization:
+            loop.complete(optimizer)
+        loop.seen = 0
         self._after_closure(model, optimizer)  # type: ignore[attr-defined]
-        return self.loop.step(optimizer, **kwargs)
+        return loop.step(optimizer, **kwargs) if loop.scales else optimizer.step(**kwargs)
 
     def clip_gradients(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Clip unscaled gradients, also where manual optimization clips before it steps."""
         raw = optimizer.optimizer if hasattr(optimizer, "toggle_model") else optimizer
-        self.loop.scaler.unscale_once_(raw)
+        if self.loop.scales:
+            self.loop.scaler.unscale_once_(raw)
         super().clip_gradients(raw, *args, **kwargs)  # type: ignore[misc]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

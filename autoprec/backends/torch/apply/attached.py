@@ -64,7 +64,7 @@ class AttachedRecipe:
         self.optimizers: list[torch.optim.Optimizer] = []
         self._device_type = torch.device(device).type
         self._dtype = autocast_dtype(recipe.policy)
-        self._undo = undo
+        self._undo, self._scales = undo, scaler.is_enabled()
         self._cast: ProfileAutocast | None = None
         if self._dtype is not None:
             models = SecondModels(root)
@@ -98,7 +98,8 @@ class AttachedRecipe:
 
     def inputs(self, batch: Any) -> Any:
         """Return a batch laid out as the recipe says, and note its size."""
-        self._first.note_batch(batch)
+        if self.ran is None:
+            self._first.note_batch(batch)
         if self._unequal is not None:
             self._unequal.note(batch)
         return to_channels_last(batch) if self.recipe.memory_format == "channels_last" else batch
@@ -120,7 +121,7 @@ class AttachedRecipe:
         """
         if self._unequal is not None and not self.weighs:
             self._unequal.count(self.scaler.counts.step_number)
-        if self.watch is not None and self.watch.is_waiting:
+        if self.watch is not None and self.watch.catcher is not None:
             factor = self.recipe.accumulation_steps if divided else 1
             scale = self.scaler.get_scale() if scaled else 1.0
             self.watch.note_loss(loss.detach() * (factor / scale))
@@ -153,7 +154,7 @@ class AttachedRecipe:
             self._unequal.note((args, kwargs), again=True)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.scaler.is_enabled() and optimizer is self.optimizers[0]:
+        if not self._scales and optimizer is self.optimizers[0]:
             self.scaler.note_unscaled_update()
         if self.ran is not None:
             return

@@ -141,6 +141,12 @@ def _is_part(tensor: torch.Tensor) -> bool:
 
 def to_float32(value: Any) -> Any:
     """Cast every 16-bit tensor in `value` up to float32."""
+    if type(value) in (tuple, dict):  # what a module is called with: mostly tensors to be left
+        for each in value.values() if type(value) is dict else value:
+            if not isinstance(each, torch.Tensor) or each.dtype in FULL_DTYPES:
+                break
+        else:
+            return value
     return map_tensors(in_full_precision, value)
 
 

@@ -43,7 +43,8 @@ _SKIPS = 3
 class Watch:
     """Checks the training of `model`, and acts on what fails.
 
-    `is_checking` while the model is called for a check and not by the loop.
+    `is_checking` while the model is called for a check and not by the loop. There is a `catcher`
+    while a call is to be caught, or has been and waits for its update.
     `root` is the module at which the recipe's paths start, where that is a part of the model.
     `owner` is that of its wrappers. It holds neither the model nor its optimizers.
     """
@@ -70,7 +71,7 @@ class Watch:
         self.updates = self._tries = self._skips = self._skipped_at = 0
         self._for_skip = False
         self.is_checking = False
-        self._catcher: CallCatcher | None = None
+        self.catcher: CallCatcher | None = None
         self._handles: list[Any] = []
         self.add_optimizers(optimizers)
         scaler.on_skip = self._on_skip
@@ -94,33 +95,28 @@ class Watch:
 
     # When --------------------------------------------------------------------------------------
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether a call is to be caught, or has been and waits for its update."""
-        return self._catcher is not None
-
     def note_loss(self, loss: torch.Tensor) -> None:
         """Note the loss whose backward pass was just made."""
-        catcher = self._catcher
+        catcher = self.catcher
         if catcher is not None and catcher.call is not None and catcher.call.gradients:
             catcher.call.note_loss(loss)
             self._log.note_loss(float(loss.detach().abs().max()))
 
     def _before_update(self, *_: Any) -> None:
-        if self._catcher is not None and not self._for_skip:
-            self._check_if_caught(self._catcher)
+        if self.catcher is not None and not self._for_skip:
+            self._check_if_caught(self.catcher)
 
     def _after_update(self, *_: Any) -> None:
         self.updates += 1
         if self._for_skip:
             self._wait_for_skip()
-        if self._catcher is None and self.updates + 1 >= self._log.due:
+        if self.catcher is None and self.updates + 1 >= self._log.due:
             self._arm()
 
     def _wait_for_skip(self) -> None:
         """Catch the next call in place of this one, until no skip came or a check is due."""
-        if self._catcher is not None:
-            self._catcher.drop()
+        if self.catcher is not None:
+            self.catcher.drop()
         if self.updates >= min(self._skipped_at + WAITED_FOR, self._log.due - 1):
             self._disarm()
 
@@ -132,9 +128,9 @@ class Watch:
         near = self.updates <= self._skipped_at + WAITED_FOR
         self._skips = self._skips + 1 if near else 1
         self._skipped_at = self.updates
-        if self._catcher is not None:
+        if self.catcher is not None:
             self._skips = 0
-            self._check_if_caught(self._catcher)
+            self._check_if_caught(self.catcher)
         elif self._skips >= _SKIPS:
             self._arm(for_skip=True)
 
@@ -143,12 +139,12 @@ class Watch:
         if called is not None and root is not None:
             self._tries, self._for_skip = 0, for_skip
             least = self._log.least_size(self.updates + 1)
-            self._catcher = CallCatcher(called, root, self._device_type, least)
+            self.catcher = CallCatcher(called, root, self._device_type, least)
 
     def _disarm(self) -> None:
-        if self._catcher is not None:
-            self._catcher.remove()
-            self._catcher, self._for_skip = None, False
+        if self.catcher is not None:
+            self.catcher.remove()
+            self.catcher, self._for_skip = None, False
 
     def _check_if_caught(self, catcher: CallCatcher) -> None:
         root = self._root()
