@@ -251,7 +251,7 @@ def test_what_samples_add_to_a_loss_tells_how_much_of_it_is_chance(make: Any) ->
     model(data(32)[0])
     model.compile(keras.optimizers.SGD(0.05), "mse")
     apply_profile(BFLOAT16, model=model, watch=False)
-    inputs, targets = (tf.constant(each) for each in data(32))
+    inputs, targets = data(32)
     check, step = checked(model, (inputs, targets))
     low, exact = check._run(), check._exact
     assert exact is not None

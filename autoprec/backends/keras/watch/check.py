@@ -69,7 +69,8 @@ class Check:
     def __init__(
         self, model: Any, batch: Any, *, policy: Policy, scale: float, floor: float
     ) -> None:
-        self._model, self._batch, self._scale, self._floor = model, batch, scale, floor
+        self._model, self._scale, self._floor = model, scale, floor
+        self._batch = keras.tree.map_structure(_as_tensor, batch)
         self._units = layer_units(model)
         self._draws = DrawsFromState() if on_tensorflow() else None
         self._exact: _Run | None = None
@@ -195,6 +196,10 @@ def _said(error: Exception) -> str:
     if isinstance(error, MemoryError) or kind in ("ResourceExhaustedError", "OutOfMemoryError"):
         return NO_MEMORY
     return f"{kind}: {first_line(error)}"
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _samples_of(batch: Any) -> int:
