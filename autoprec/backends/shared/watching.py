@@ -27,7 +27,29 @@ _WHERE = (
     "All checks are in precision.watched; `autoprec verify PROFILE --checkpoint FILE` judges "
     "weights that were saved"
 )
+
+NOT_REPEATED = (
+    "the call cannot be repeated: it reads state that is kept out of sight, or draws random "
+    "numbers elsewhere"
+)
+NO_MEMORY = "there is not enough memory for a second pass"
+
+UNLIKE = 0.05
+"""A repeated run this far from the call itself is of another computation: it keeps state that
+nothing here knows of, or draws elsewhere."""
+
 _SILENCE = "To silence: watch=False, or filter autoprec.errors.AutoprecWarning"
+
+
+def warn_unwatched(why: str) -> None:
+    """Warn that nothing of a training is checked, and why."""
+    text = f"this training is not checked while it goes on: {why}. {_SILENCE}"
+    warnings.warn(text, AutoprecWarning, stacklevel=4)
+
+
+def partly(samples: int, batch: int) -> str:
+    """Say that so many samples of a batch were checked; nothing if that is all of them."""
+    return f"of {batch} samples {samples} fit in memory" if samples < batch else ""
 
 
 class CheckLog:
@@ -45,6 +67,7 @@ class CheckLog:
         self._fault_before: WatchedStep | None = None
         self._first_loss = 0.0
         self._told: set[tuple[str, ...]] = set()
+        self._told_unchecked = False
 
     def note_loss(self, loss: float) -> None:
         """Note a loss of the training; the first one that is finite counts."""
@@ -65,8 +88,18 @@ class CheckLog:
 
     def leave_out(self, update: int, why: str) -> None:
         """Note that a check could not be made."""
-        self.steps.append(WatchedStep(update, not_checked=why))
+        self._note(WatchedStep(update, not_checked=why))
         self.due = next_check(update, self._every)
+
+    def _note(self, step: WatchedStep) -> None:
+        """Add a check on which nothing is done; the first that told nothing is warned of."""
+        self.steps.append(step)
+        if not step.samples and not self._told_unchecked:
+            self._told_unchecked = True
+            self._warn(
+                f"the check of update {step.updates} in {self._policy} could not be made: "
+                f"{step.not_checked}. Where none can be, no fault is told; this is said once"
+            )
 
     def repeats(self, step: WatchedStep) -> bool:
         """Return whether a check's fault may be that of the check before."""
@@ -98,7 +131,7 @@ class CheckLog:
         elif not undecided:
             self._failed, self._failed_size, self._fault_before = 0, 0, None
         if self._failed < FAILED_IN_A_ROW and not certain:
-            self.steps.append(step)
+            self._note(step)
             return False
         self._failed = self._failed_size = 0
         self._fault_before = None

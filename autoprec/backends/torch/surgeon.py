@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.shared.watching import warn_unwatched
 from autoprec.backends.torch.apply.attached import AttachedRecipe
 from autoprec.backends.torch.apply.autocast_context import EMPTY, ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
@@ -33,7 +34,7 @@ from autoprec.backends.torch.apply.rank_agreement import (
 )
 from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.devices import resolve_device
-from autoprec.backends.torch.watch.watch import Watch, is_watchable
+from autoprec.backends.torch.watch.watch import Watch, why_unwatchable
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.watch_settings import Action
@@ -101,9 +102,11 @@ class TorchSurgeon:
         attached = precision if isinstance(precision, AttachedRecipe) else None
         root = attached.root if attached else unwrap(model)
         operation = current_operation(root)
-        if operation is None or not is_watchable(model):
+        if operation is None or not (attached or precision.optimizers):
             return
-        if not (attached or precision.optimizers):
+        why = why_unwatchable(model)
+        if why:
+            warn_unwatched(why)
             return
         precision.watch = _WATCHES[root] = Watch(
             precision.recipe,

@@ -9,6 +9,7 @@ Nothing here runs a model or looks at a clock.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,9 @@ by rounding, whatever else it is."""
 
 DEFINED = 0.25
 """If noise moves a module's gradient further, rounding is no smaller than the gradient."""
+
+FEWEST_SAMPLES = 16
+"""Fewer samples do not tell how much of a loss's change is chance."""
 
 MOST_NAMED = 3
 """The most modules that a message names."""
@@ -91,6 +95,13 @@ class Difference:
     def without_gradient(self) -> Difference:
         """Return what is left to judge if the loss scale let the backward pass overflow."""
         return replace(self, gradient=math.nan, modules={}, vanished=math.nan)
+
+
+def standard_error(changes: Sequence[float]) -> float:
+    """Return the standard error of the sum of what each sample changes a loss by; 0 of few."""
+    if len(changes) < FEWEST_SAMPLES:
+        return 0.0
+    return statistics.stdev(changes) * math.sqrt(len(changes))
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ class WatchedStep:
     The numbers are those of `Difference`, None if they are not known or not finite. `problem` is
     empty if nothing was found; `action` is what was done about it, and `modules` are those that
     mend it in float32. `not_checked` says why the check could not be made, or not on the whole
-    batch.
+    batch; where nothing could be told, no `samples` were checked.
     """
 
     updates: int
@@ -266,7 +277,9 @@ class StepJudge:
         problem = self.problem(found)
         by_chance = not problem and bool(self.problem(replace(found, loss_error=0.0)))
         self.undecided = overflowed or by_chance
-        unknown = f"what noise does is not known: {self._noise}"
+        if isinstance(self._noise, str):
+            unknown = f"what noise does is not known: {self._noise}"
+            step = replace(step, samples=0, not_checked=unknown)
         return replace(
             step,
             outputs=finite_or_none(found.outputs),
@@ -274,7 +287,6 @@ class StepJudge:
             gradient=finite_or_none(found.gradient),
             vanished=finite_or_none(found.vanished),
             problem=problem,
-            not_checked=unknown if isinstance(self._noise, str) else step.not_checked,
         )
 
     def problem(self, found: Difference) -> str:

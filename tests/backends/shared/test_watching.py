@@ -147,6 +147,31 @@ def test_what_is_mended_once_is_mended_whole_the_next_time() -> None:
     assert said == ["a, b in float32", "the whole model in float32"]
 
 
+def test_the_first_check_that_could_not_be_made_is_warned_of_and_no_other() -> None:
+    checks = log()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        passed(checks, 1)
+        part = WatchedStep(51, 2, 8, not_checked="of 8 samples 2 fit in memory")
+        nothing = WatchedStep(101, 0, 8, not_checked="no memory")
+        for step in (part, nothing):
+            checks.is_acted_on(step, 8, failed=False, repeats=False, undecided=False, certain=False)
+        checks.leave_out(151, "no call")
+    (warning,) = said
+    assert warning.category is AutoprecWarning
+    for part_said in (
+        "the check of update 101 in mixed_bfloat16 could not be made: no memory",
+        "All checks are in precision.watched",
+        "watch=False",
+    ):
+        assert part_said in str(warning.message)
+    assert [each.not_checked for each in checks.steps[1:]] == [
+        "of 8 samples 2 fit in memory",
+        "no memory",
+        "no call",
+    ]
+
+
 def test_checks_are_saved_and_go_on() -> None:
     checks = log()
     checks.note_loss(float("inf"))

@@ -19,6 +19,7 @@ from autoprec.core.numerics.watching import (
     judge,
     named,
     next_check,
+    standard_error,
 )
 from autoprec.core.watch_settings import check_settings
 from autoprec.errors import UsageError
@@ -215,10 +216,17 @@ def test_noise_is_asked_for_where_there_is_doubt_and_what_it_does_not_say_is_sai
     assert judged(Policy.MIXED_BFLOAT16, away, [replace(HEALTHY, outputs=0.2)])[0].problem == ""
     assert judged(Policy.MIXED_BFLOAT16, away, [HEALTHY])[0].problem
     unknown, _ = judged(Policy.MIXED_BFLOAT16, away, "no memory")
-    assert (unknown.problem, unknown.not_checked) == (
+    assert (unknown.samples, unknown.problem, unknown.not_checked) == (
+        0,
         "",
         "what noise does is not known: no memory",
     )
+
+
+def test_samples_that_agree_leave_nothing_to_chance_and_few_tell_nothing() -> None:
+    assert standard_error([0.5] * 16) == 0.0
+    assert standard_error([1.0, -1.0] * 8) == pytest.approx(4 * (16 / 15) ** 0.5)
+    assert standard_error([1.0, -1.0] * 7) == 0.0
 
 
 def test_a_backward_pass_that_overflows_in_float16_is_the_loss_scales_business() -> None:

@@ -59,6 +59,74 @@ def observed_step(model: Any, batch: Any, scale: Any) -> tuple[Any, list[Any], l
     return loss, gradients, outputs, samples
 
 
+def answered_step(model: Any, batch: Any, scale: Any) -> tuple[Any, list[Any], Outputs, list[Any]]:
+    """Return one batch's loss, gradients, outputs, and the loss's gradient of each output.
+
+    Run it eagerly. That gradient is a matrix as the output is; None where it is not known: of a
+    loss that is not scaled by the optimizer, of one of several, of an output that is sampled.
+    """
+    with _outputs_recorded(model) as found, _answers(found) as answers:
+        loss, gradients = loss_and_gradients(model, batch, scale, answers.note)
+        samples = _length(batch)
+    outputs, known = [], []
+    for index, output in enumerate(found):
+        if _is_known(output):
+            matrix, answer = _matrix(output, samples), answers.of(index)
+            whole = answer is not None and ops.size(matrix) == ops.size(answer)
+            outputs.append(matrix)
+            known.append(ops.reshape(answer, matrix.shape) if whole else None)
+    return loss, gradients, Outputs(outputs, int(samples)), known
+
+
+class _Answers:
+    """The gradients of outputs that the loss of a step gives, without a pass through the model."""
+
+    def __init__(self, found: Sequence[Any]) -> None:
+        self._found, self._losses = found, 0
+        self._gradients: Sequence[Any] = ()
+        self.tape: Any = None
+
+    def note(self, loss: Any) -> None:
+        """Compute them for the first loss."""
+        self._losses += 1
+        if self._losses == 1:
+            self._gradients = self._of_loss(loss)
+
+    def of(self, index: int) -> Any:
+        """Return that of an output, in float32; None if it is not known."""
+        if self._losses != 1 or index >= len(self._gradients):
+            return None
+        gradient = self._gradients[index]
+        return None if gradient is None else ops.cast(gradient, "float32")
+
+    def _of_loss(self, loss: Any) -> Sequence[Any]:
+        reals = [_is_real(each) for each in self._found]
+        outputs = [each for each, real in zip(self._found, reals, strict=True) if real]
+        if self.tape is not None:
+            found = iter(self.tape.gradient(loss, outputs))
+        else:
+            import torch
+
+            made = [each for each in outputs if each.requires_grad]
+            answers = torch.autograd.grad(loss, made, retain_graph=True, allow_unused=True)
+            known = {id(each): answer for each, answer in zip(made, answers, strict=True)}
+            found = iter([known.get(id(each)) for each in outputs])
+        return [next(found) if real else None for real in reals]
+
+
+@contextlib.contextmanager
+def _answers(found: Sequence[Any]) -> Iterator[_Answers]:
+    """Let a tape of TensorFlow's see what is made of outputs inside, until the loss is noted."""
+    answers = _Answers(found)
+    if not on_tensorflow():
+        yield answers
+        return
+    import tensorflow as tf
+
+    with tf.GradientTape() as answers.tape:
+        yield answers
+
+
 class Evaluation:
     """A model's own `test_step` as a function of a batch, compiled as `evaluate` would.
 
@@ -120,6 +188,10 @@ def _outputs_recorded(model: Any) -> Iterator[list[Any]]:
         yield found
     finally:
         hooks.restore()
+
+
+def _is_real(tensor: Any) -> bool:
+    return _is_known(tensor) and "complex" not in keras.backend.standardize_dtype(tensor.dtype)
 
 
 def _is_known(tensor: Any) -> bool:

@@ -179,7 +179,8 @@ class KerasGenerators:
     """Every generator that a Keras task's data may draw from; see `Generators`.
 
     They are Python's and NumPy's, Keras's global one, and that of the library below: TensorFlow's
-    for what is run eagerly, or torch's on the CPU. Keras's and TensorFlow's are swapped as objects.
+    for what is run eagerly, or torch's on the CPU. Keras's and TensorFlow's are swapped as objects,
+    each with where it was.
     """
 
     _KERAS = (rng_utils.GLOBAL_RANDOM_SEED, seed_generator.GLOBAL_SEED_GENERATOR)
@@ -190,14 +191,17 @@ class KerasGenerators:
     def capture(self) -> Any:
         """Return their state at this moment."""
         own = [global_state.get_global_attribute(name) for name in self._KERAS]
-        return self._host.capture(), own, _capture_library()
+        at = None if own[-1] is None else keras.ops.convert_to_numpy(own[-1].state)
+        return self._host.capture(), own, at, _capture_library()
 
     def restore(self, state: Any) -> None:
         """Go back to a captured state."""
-        host, own, library = state
+        host, own, at, library = state
         self._host.restore(host)
         for name, value in zip(self._KERAS, own, strict=True):
             global_state.set_global_attribute(name, value)
+        if own[-1] is not None:
+            own[-1].state.assign(at)
         _restore_library(library)
 
 
@@ -207,7 +211,8 @@ def _capture_library() -> Any:
 
         return torch.get_rng_state()
     eager = _eager_context()
-    return eager._seed, getattr(eager, "_rng", None)  # without a seed so far there is none
+    own = getattr(eager, "_rng", None)  # without a seed so far there is none
+    return eager._seed, own, None if own is None else own.getstate()
 
 
 def _restore_library(state: Any) -> None:
@@ -217,7 +222,9 @@ def _restore_library(state: Any) -> None:
         torch.set_rng_state(state)
         return
     eager = _eager_context()
-    eager._seed, eager._rng = state
+    eager._seed, eager._rng, at = state
+    if at is not None:
+        eager._rng.setstate(at)
 
 
 def _eager_context() -> Any:

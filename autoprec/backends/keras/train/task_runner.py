@@ -200,12 +200,14 @@ class GradientRecorder:
 
     Whatever train_step the model has, its loss comes through `scale_loss` and its gradients through
     `apply` or `apply_gradients`. Nothing is updated. Everything else is the optimizer's own, its
-    class too: a train_step may look for its model's optimizer.
+    class too: a train_step may look for its model's optimizer. `on_loss` is told of each loss.
     """
 
-    def __init__(self, optimizer: Any, scale: Any) -> None:
+    def __init__(
+        self, optimizer: Any, scale: Any, on_loss: Callable[[Any], None] | None = None
+    ) -> None:
         self.stands_for = optimizer
-        self._scale = scale
+        self._scale, self._on_loss = scale, on_loss
         self.loss: Any = None
         self.gradients: dict[int, Any] = {}
 
@@ -221,6 +223,8 @@ class GradientRecorder:
         if isinstance(loss, int | float):
             return keras.ops.multiply(keras.ops.cast(self._scale, "float32"), loss)
         self.loss = loss
+        if self._on_loss is not None:
+            self._on_loss(loss)
         return keras.ops.multiply(loss, keras.ops.cast(self._scale, loss.dtype))
 
     def apply_gradients(self, grads_and_vars: Any) -> None:
@@ -239,15 +243,17 @@ class GradientRecorder:
                 self.gradients[id(variable)] = found
 
 
-def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, list[Any]]:
+def loss_and_gradients(
+    model: Any, batch: Any, scale: Any = 1.0, on_loss: Callable[[Any], None] | None = None
+) -> tuple[Any, list[Any]]:
     """Return one batch's loss, and its gradient times `scale` for every trainable variable.
 
     The model's own train_step computes both, with however many optimizers the model holds; an
     absent gradient is zero, and there is none at all where no optimizer is given any. Statistics
     and seeds move on as in training. Where train_step never calls `scale_loss`, the loss is the one
-    it returns.
+    it returns. `on_loss` is called with each loss that an optimizer scales, before its gradient.
     """
-    recorders = {id(each): GradientRecorder(each, scale) for each in optimizers_of(model)}
+    recorders = {id(each): GradientRecorder(each, scale, on_loss) for each in optimizers_of(model)}
     held = optimizer_attributes(model)
     vars(model).update(
         (name, replace_optimizers(value, lambda each: recorders[id(each)]))

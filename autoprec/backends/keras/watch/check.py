@@ -1,7 +1,8 @@
 """One check of a Keras training: a batch's own train_step in 16 bits and in float32.
 
 Both run eagerly from the same state, with random numbers drawn alike in both dtypes. Nothing is
-updated, and the state, that of metrics and optimizers too, is put back.
+updated, and the state, that of metrics and optimizers too, is put back. Where memory is short a
+part of the batch is checked.
 """
 
 from __future__ import annotations
@@ -13,20 +14,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
-from autoprec.backends.keras.train.data import to_numpy
+from autoprec.backends.keras.devices import on_tensorflow
+from autoprec.backends.keras.train.batch_dimension import slice_samples
+from autoprec.backends.keras.train.data import shape_of, to_numpy
 from autoprec.backends.keras.train.recorded_outputs import (
     Outputs,
-    observed_step,
+    answered_step,
     outputs_error,
 )
-from autoprec.backends.keras.train.rng import KerasGenerators, same_in_every_dtype
+from autoprec.backends.keras.train.rng import (
+    DrawsFromState,
+    KerasGenerators,
+    same_in_every_dtype,
+)
 from autoprec.backends.keras.train.task_runner import state_variables, to_float
 from autoprec.backends.keras.watch.float32_layers import candidates, in_float32, low_units
+from autoprec.backends.shared.watching import NO_MEMORY, NOT_REPEATED, UNLIKE, partly
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.islands import needed_islands
 from autoprec.core.numerics.watching import (
@@ -35,6 +44,7 @@ from autoprec.core.numerics.watching import (
     StepJudge,
     WatchedStep,
     compared_gradients,
+    standard_error,
 )
 from autoprec.errors import first_line
 
@@ -52,6 +62,7 @@ class _Run:
     loss: float
     gradients: Sequence[Any]
     outputs: Outputs
+    answers: Sequence[Any]
 
 
 class Check:
@@ -60,8 +71,10 @@ class Check:
     def __init__(
         self, model: Any, batch: Any, *, policy: Policy, scale: float, floor: float
     ) -> None:
-        self._model, self._batch, self._scale, self._floor = model, batch, scale, floor
+        self._model, self._scale, self._floor = model, scale, floor
+        self._batch = keras.tree.map_structure(_as_tensor, batch)
         self._units = layer_units(model)
+        self._draws = DrawsFromState() if on_tensorflow() else None
         self._exact: _Run | None = None
         own = weakref.proxy(self)
 
@@ -79,18 +92,40 @@ class Check:
 
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found."""
+        batch = samples = _samples_of(self._batch)
+        step = replace(step, batch=batch)
         if lost := self._without_weights():
-            return self._judge.judged(step, Difference.without_weights(lost))
+            found = Difference.without_weights(lost)
+            return self._judge.judged(replace(step, samples=samples), found)
+        while isinstance(low := self._both_runs(), str):
+            if low != NO_MEMORY or samples < 2:
+                return replace(step, not_checked=low)
+            self._batch = slice_samples(self._batch, samples, 0, samples // 2)
+            samples //= 2
+        step = replace(step, samples=samples, not_checked=partly(samples, batch))
+        judged = self._judge.judged(step, self._difference(low))
+        if judged.problem and not self._is_repeatable(low):
+            return replace(step, samples=0, not_checked=NOT_REPEATED)
+        return judged
+
+    def _both_runs(self) -> _Run | str:
+        """Return the run in 16 bits and keep that in float32, or say why there are none."""
         try:
             low = self._run()
             with in_float32(low_units(self._units)):
                 self._exact = self._run()
-            self.loss = self._exact.loss
-            found = self._difference(low)
         except Exception as error:  # a check never ends a training
-            return replace(step, not_checked=f"{type(error).__name__}: {first_line(error)}")
-        samples = low.outputs.samples
-        return self._judge.judged(replace(step, samples=samples, batch=samples), found)
+            return _said(error)
+        self.loss = self._exact.loss
+        return low
+
+    def _is_repeatable(self, low: _Run) -> bool:
+        """Return whether the run in 16 bits gives the same once more."""
+        try:
+            away = outputs_error([self._run().outputs], [low.outputs])
+        except Exception:
+            return False
+        return away is not None and away <= UNLIKE
 
     def mending(self) -> tuple[str, ...]:
         """Search the layers that are needed in float32 for this batch; empty where none help."""
@@ -109,7 +144,7 @@ class Check:
             with in_float32(low_units(self._units)):
                 return [self._difference(self._noisy(draw)) for draw in range(_NOISE_DRAWS)]
         except Exception as error:
-            return f"{type(error).__name__}: {first_line(error)}"
+            return _said(error)
 
     def _noisy(self, draw: int) -> _Run:
         random = np.random.default_rng(_NOISE_SEED + draw)
@@ -124,11 +159,15 @@ class Check:
                 variable.assign(value)
 
     def _run(self) -> _Run:
-        with nothing_changed(self._model), same_in_every_dtype():
-            loss, gradients, outputs, samples = observed_step(self._model, self._batch, self._scale)
-            matrices = [to_numpy(each) for each in outputs]
-            found = [to_numpy(each) for each in gradients]
-            return _Run(to_float(loss), found, Outputs(matrices, int(samples)))
+        with nothing_changed(self._model), same_in_every_dtype(self._draws):
+            loss, gradients, outputs, answers = answered_step(self._model, self._batch, self._scale)
+            matrices = [to_numpy(each) for each in outputs.matrices]
+            return _Run(
+                to_float(loss),
+                [to_numpy(each) for each in gradients],
+                Outputs(matrices, outputs.samples),
+                [None if each is None else to_numpy(each) for each in answers],
+            )
 
     def _difference(self, run: _Run) -> Difference:
         exact = self._exact
@@ -139,11 +178,13 @@ class Check:
         ):
             return Difference(outputs=math.inf)
         error = outputs_error([run.outputs], [exact.outputs])
-        loss = (run.loss - exact.loss) / max(abs(exact.loss), self._floor, 1e-30)
+        size = max(abs(exact.loss), self._floor, 1e-30)
+        loss = (run.loss - exact.loss) / size
         known = loss if math.isfinite(exact.loss) else None
         known = math.inf if known is not None and math.isnan(known) else known
         outputs = math.inf if error is None else error
-        return Difference(outputs, known, *_gradients(run, exact, self._paths()))
+        gradients = _gradients(run, exact, self._paths())
+        return Difference(outputs, known, *gradients, loss_error=_loss_error(run, exact) / size)
 
     def _without_weights(self) -> list[str]:
         """Return the paths of the layers whose own weights are not finite."""
@@ -159,6 +200,41 @@ class Check:
             for variable in member._trainable_variables
         }
         return [paths.get(id(v), "") for v in self._model.trainable_variables]
+
+
+def _said(error: Exception) -> str:
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or kind in ("ResourceExhaustedError", "OutOfMemoryError"):
+        return NO_MEMORY
+    return f"{kind}: {first_line(error)}"
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _samples_of(batch: Any) -> int:
+    """Return the first dimension of a batch's first array, 1 where none has any."""
+    shapes = (shape_of(leaf) for leaf in keras.tree.flatten(batch))
+    return next((shape[0] for shape in shapes if shape), 1)
+
+
+def _loss_error(run: _Run, exact: _Run) -> float:
+    """Return the standard error, over the samples, of what the outputs' error does to the loss.
+
+    That is to first order; 0 where it is not known.
+    """
+    samples = exact.outputs.samples
+    pairs = zip(run.outputs.matrices, exact.outputs.matrices, strict=True)
+    changes = [
+        np.where(answer == 0, 0.0, (ours - theirs) * answer).sum(1, dtype=np.float64)
+        for (ours, theirs), answer in zip(pairs, exact.answers, strict=True)
+        if answer is not None and answer.any()
+    ]
+    if not changes or any(len(each) != samples for each in changes):
+        return 0.0
+    by_sample = sum(changes[1:], changes[0])
+    return standard_error(by_sample.tolist()) if np.isfinite(by_sample).all() else 0.0
 
 
 @contextlib.contextmanager

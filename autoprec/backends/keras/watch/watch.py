@@ -37,31 +37,33 @@ class Watch:
     def __init__(self, precision: Any, *, action: Action, every: int) -> None:
         self._precision = weakref.ref(precision)
         self._log = CheckLog(precision.policy, action, every)
-        self._batches = 0
+        self._batches = self._first = 0
         self._skipped = self._looked_at = self._looks = self._largest = 0
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._kept: tuple[str, ...] = ()
 
     def before_execution(self, model: Any, iterator: Any) -> Any:
         """Check the next batch of `fit` if it is due; return what the train function is given."""
         execution = model.steps_per_execution
-        first = self._begins_update(execution)
-        if not first or not self._is_watchable(model):
-            return iterator
-        batch, iterator = _shown(iterator, execution)
-        if batch is not None:
-            self._check(model, batch)
+        if self._begins_update(execution) and self._is_watchable(model):
+            batch, iterator = _shown(iterator, execution)
+            if batch is not None:
+                self._check(model, batch)
+        self._trained.add(model)
         return iterator
 
     def before_step(self, model: Any, batch: Any) -> None:
         """Check a batch of a loop of the script's own if it is due."""
         if self._begins_update(1) and self._is_watchable(model):
             self._check(model, batch)
+        self._trained.add(model)
 
     def _begins_update(self, batches: int) -> bool:
         """Count batches; say whether the first of them begins an update that is due."""
         precision = self._precision()
         if precision is None:
             return False
+        self._first = self._batches + 1
         self._batches += batches
         return self.updates >= self._log.due or self._seeks_larger(precision)
 
@@ -80,15 +82,18 @@ class Watch:
 
     @property
     def updates(self) -> int:
-        """Return the number of the update that the last batch counted belongs to."""
+        """Return the number of the update that the first of the last batches belongs to."""
         precision = self._precision()
         steps = 1 if precision is None else precision.recipe.accumulation_steps
-        return -(-self._batches // steps)
+        return -(-self._first // steps)
 
     def _is_watchable(self, model: Any) -> bool:
-        """Return whether a model is built and is one process's."""
-        built = all(layer.built for layer in (model, *model._flatten_layers(include_self=False)))
-        return built and replica_count(model) == 1
+        """Return whether a model is built, by its first step at the latest, and has one replica."""
+        if replica_count(model) > 1:
+            self._log.leave_out(self.updates, "several replicas train the model")
+            return False
+        layers = (model, *model._flatten_layers(include_self=False))
+        return model in self._trained or all(layer.built for layer in layers)
 
     def _check(self, model: Any, batch: Any) -> None:
         precision, size = self._precision(), _size(batch)
@@ -132,7 +137,7 @@ class Watch:
 
     def load_state_dict(self, state: Mapping[str, Any], model: Any) -> None:
         """Go on where a training was saved; without a model yet, what was kept is not."""
-        self._batches = int(state["batches"])
+        self._batches = self._first = int(state["batches"])
         self._log.load_state_dict(state, self.updates)
         self._kept = tuple(state["float32_modules"])
         self._log.mended = bool(self._kept)
@@ -153,9 +158,7 @@ def _shown(iterator: Any, count: int) -> tuple[Any, Any]:
         return None, iterator
     import tensorflow as tf
 
-    if isinstance(iterator, tf.distribute.DistributedIterator):
-        return None, iterator
-    if not isinstance(iterator, tf.data.Iterator):
+    if not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
         first = next(iterator, None)
         return first, iterator if first is None else itertools.chain([first], iterator)
     batches = []

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from autoprec.backends.shared.watching import NO_MEMORY, NOT_REPEATED, partly
 from autoprec.backends.torch.watch.caught_call import CaughtCall
 from autoprec.backends.torch.watch.differences import (
     difference,
@@ -26,11 +27,6 @@ from autoprec.errors import first_line
 Result = TypeVar("Result")
 
 _NOISE_DRAWS = 2
-
-_NOT_REPEATED = (
-    "the call cannot be repeated: it reads state that is kept out of sight, or draws random "
-    "numbers elsewhere"
-)
 
 
 class Check:
@@ -72,14 +68,14 @@ class Check:
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found on as many samples as fit."""
         if lost := modules_without_weights(self._root):
-            return self._judge.judged(step, Difference.without_weights(lost))
+            found = Difference.without_weights(lost)
+            return self._judge.judged(replace(step, samples=self._samples), found)
         while isinstance(found := _attempt(self._first_comparison), _Failed):
             if not found.full or not self._call.can_be_cut or self._samples < 2:
                 return replace(step, not_checked=found.why)
             self._samples //= 2
-        parts = f"of {self._call.batch} samples {self._samples} fit in memory"
-        partly = parts if self._samples < self._call.batch else ""
-        return self._judge.judged(replace(step, samples=self._samples, not_checked=partly), found)
+        part = partly(self._samples, self._call.batch)
+        return self._judge.judged(replace(step, samples=self._samples, not_checked=part), found)
 
     def mending(
         self,
@@ -105,7 +101,7 @@ class Check:
     def _first_comparison(self) -> Difference:
         low = self._repeated().low()
         if self._samples == self._call.batch and not self._is_repeatable(low):
-            raise _NotRepeated(_NOT_REPEATED)
+            raise _NotRepeated(NOT_REPEATED)
         self._exact = self._repeated().exact()
         return self._difference(low)
 
@@ -148,7 +144,7 @@ class _Failed:
     def __init__(self, error: Exception) -> None:
         out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
         self.full = out_of_memory or "allocate memory" in str(error)
-        self.why = "there is not enough memory for a second pass"
+        self.why = NO_MEMORY
         if not self.full:
             kind = "" if isinstance(error, _NotRepeated) else f"{type(error).__name__}: "
             self.why = f"{kind}{first_line(error)}"

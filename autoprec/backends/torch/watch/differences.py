@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from autoprec.backends.shared.watching import UNLIKE
 from autoprec.backends.torch.watch.caught_call import CaughtCall
 from autoprec.backends.torch.watch.repeated_call import Run
 from autoprec.core.numerics.output_scale import scale_of
-from autoprec.core.numerics.watching import Difference, GradientPair, compared_gradients
-
-_UNLIKE = 0.05
-"""A repeated run this far from the call itself is of another computation: it keeps state that
-nothing here knows of, or draws elsewhere."""
-
-_FEWEST = 16
-"""Fewer samples do not tell how much of a loss's change is chance."""
+from autoprec.core.numerics.watching import (
+    Difference,
+    GradientPair,
+    compared_gradients,
+    standard_error,
+)
 
 
 def difference(
@@ -75,7 +74,7 @@ def is_repeated(run: Run, outputs: Mapping[int, torch.Tensor]) -> bool:
             known = kept.reshape(-1)[: again.numel()].float()
             both = again.isfinite() & known.isfinite()
             away = torch.linalg.vector_norm((again - known)[both])
-            if float(away) > _UNLIKE * float(torch.linalg.vector_norm(known[both])):
+            if float(away) > UNLIKE * float(torch.linalg.vector_norm(known[both])):
                 return False
     return True
 
@@ -110,10 +109,10 @@ def _standard_error(changes: Sequence[torch.Tensor], samples: int) -> float:
     It is 0 where there are few, or where an output that the loss reads has no row for each.
     """
     read = [each for each in changes if bool(each.any())]
-    if samples < _FEWEST or not read or any(each.shape[:1] != (samples,) for each in read):
+    if not read or any(each.shape[:1] != (samples,) for each in read):
         return 0.0
-    each_sample = torch.stack([each.reshape(samples, -1).sum(1) for each in read]).sum(0)
-    return float(each_sample.std()) * math.sqrt(samples)
+    by_sample = torch.stack([each.reshape(samples, -1).sum(1) for each in read]).sum(0)
+    return standard_error(by_sample.tolist())
 
 
 def _gradients(

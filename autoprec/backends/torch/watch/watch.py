@@ -274,11 +274,10 @@ def _groups(model: nn.Module) -> list[Any]:
     return [group for group in found if dist.get_world_size(group) > 1][:1]
 
 
-def is_watchable(model: nn.Module) -> bool:
-    """Return whether a model can be watched.
-
-    Not with statistics over all ranks, which would wait for one whose memory is full, nor in
-    FullyShardedDataParallel, whose modules cannot be called out of turn.
-    """
-    synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-    return not (synced or is_sharded_by_fsdp1(model))
+def why_unwatchable(model: nn.Module) -> str:
+    """Say why a model cannot be watched; nothing if it can be."""
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return "SyncBatchNorm would wait for a rank whose memory is full"
+    if is_sharded_by_fsdp1(model):
+        return "modules in FullyShardedDataParallel cannot be called out of turn; use fully_shard"
+    return ""

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from autoprec import apply_profile
 from autoprec.backends.keras.apply.padded_batches import pad_dataset
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
@@ -170,3 +171,20 @@ def islands_and_padding_are_the_same_on_every_replica() -> None:
     model.fit(x, y, precision.global_batch_size, verbose=0)
     assert not np.array_equal(before[0], model.get_weights()[0])
     assert [weight.shape for weight in before] == [w.shape for w in model.get_weights()]
+
+
+@case
+def what_several_replicas_train_is_said_to_be_unchecked() -> None:
+    with mirrored().scope():
+        model = softmax_net(optimizer=sgd())
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", AutoprecWarning)
+        precision = apply_profile(recipe, model=model, watch_every=1)
+        x, y = data(48)
+        model.fit(x, y, precision.global_batch_size, verbose=0)
+    unchecked = [
+        each for each in said if "could not be made: several replicas" in str(each.message)
+    ]
+    assert len(unchecked) == 1
+    assert [each.samples for each in precision.watched] == [0, 0, 0]

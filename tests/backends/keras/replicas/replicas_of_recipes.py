@@ -239,7 +239,7 @@ def the_public_function_applies_and_is_switched_off() -> None:
     recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8, distributed=section)
     with warnings.catch_warnings():
         warnings.simplefilter("error", AutoprecWarning)
-        with apply_profile(recipe, model=model) as precision:
+        with apply_profile(recipe, model=model, watch=False) as precision:
             model.fit(*data(32), precision.global_batch_size, verbose=0)
         assert precision.steps == 2
         off = apply_profile("off", model=model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -87,15 +88,27 @@ def test_a_loss_inside_the_model_is_compared_too() -> None:
 
 def test_a_model_that_is_never_called_as_a_whole_is_said_to_be_unchecked() -> None:
     model, _, precision = applied()
-    data = batches()
-    for _ in range(9):
-        inputs, targets = next(data)
-        with precision.autocast():
-            outputs = model[2](model[1](model[0](inputs)))
-        precision.backward(nn.functional.mse_loss(outputs.float(), targets))
-        precision.step()
+
+    def train_in_parts() -> None:
+        for inputs, targets in itertools.islice(batches(), 9):
+            with precision.autocast():
+                outputs = model[2](model[1](model[0](inputs)))
+            precision.backward(nn.functional.mse_loss(outputs.float(), targets))
+            precision.step()
+
+    with pytest.warns(AutoprecWarning, match="could not be made: no call of the model as a whole"):
+        train_in_parts()
     (check,) = precision.watched
     assert "no call of the model" in check.not_checked
+
+
+def test_a_model_whose_statistics_are_of_all_ranks_is_said_to_be_unchecked() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.SyncBatchNorm(16), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(AutoprecWarning, match="not checked while it goes on: SyncBatchNorm"):
+        precision = apply_profile(BFLOAT16, model=model, optimizer=optimizer)
+    assert precision.watched == ()
+    apply_profile(BFLOAT16, model=model, optimizer=optimizer, watch=False)
 
 
 def too_large(most: int) -> Any:
@@ -119,7 +132,8 @@ def test_a_check_takes_as_many_samples_as_fit(monkeypatch: pytest.MonkeyPatch) -
 def test_a_check_that_never_fits_is_left_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(network(), BFLOAT16, updates=3, watch=False)[1]
     monkeypatch.setattr(RepeatedCall, "exact", too_large(0))
-    precision, losses = train(network(), BFLOAT16, updates=3)
+    with pytest.warns(AutoprecWarning, match="not enough memory for a second pass"):
+        precision, losses = train(network(), BFLOAT16, updates=3)
     assert "not enough memory" in precision.watched[0].not_checked
     assert losses == expected
 
@@ -136,7 +150,8 @@ def test_an_error_in_a_check_ends_no_training() -> None:
                 raise TypeError("16 bits only")
             return result
 
-    precision, _ = train(OnlyLow(), BFLOAT16, updates=4)
+    with pytest.warns(AutoprecWarning, match="TypeError: 16 bits only"):
+        precision, _ = train(OnlyLow(), BFLOAT16, updates=4)
     assert "TypeError: 16 bits only" in precision.watched[0].not_checked
 
 
@@ -151,7 +166,8 @@ def test_a_call_that_cannot_be_repeated_is_not_judged() -> None:
         def forward(self, given: torch.Tensor) -> Any:
             return self.inside(given) * next(hidden)
 
-    precision, _ = train(Foreign(), BFLOAT16, updates=4, watch="raise")
+    with pytest.warns(AutoprecWarning, match="cannot be repeated"):
+        precision, _ = train(Foreign(), BFLOAT16, updates=4, watch="raise")
     assert "cannot be repeated" in precision.watched[0].not_checked
     assert not any(each.problem for each in precision.watched)
 
