@@ -68,8 +68,8 @@ class Check:
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found on as many samples as fit."""
         if lost := modules_without_weights(self._root):
-            found = Difference.without_weights(lost)
-            return self._judge.judged(replace(step, samples=self._samples), found)
+            nothing = Difference.without_weights(lost)
+            return self._judge.judged(replace(step, samples=self._samples), nothing)
         while isinstance(found := _attempt(self._first_comparison), _Failed):
             if not found.full or not self._call.can_be_cut or self._samples < 2:
                 return replace(step, not_checked=found.why)
