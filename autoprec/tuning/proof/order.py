@@ -55,6 +55,11 @@ def run_proofs(
     if not result.proven:
         refusals = (*preflight.refusals, *search.refusals, *result.refusals)
         reasons = "; ".join(f"{each.candidate}: {each.reason}" for each in refusals)
+        if not any(search.of_policy(each.value) for each in allowed):
+            raise NoFeasibleRecipe(
+                f"no policy that was asked for was tried ({reasons}). Allow more `trials`, or a "
+                "longer `time_limit`"
+            )
         raise NoFeasibleRecipe(
             f"no policy that was asked for passes ({reasons}). Add float32 to `policies`, or "
             "accept what trains differently with `accept_drift`"

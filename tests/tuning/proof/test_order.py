@@ -306,6 +306,12 @@ def test_where_nothing_passes_every_reason_is_told() -> None:
     )
 
 
+def test_where_the_search_ended_before_a_policy_was_tried_more_of_it_is_advised() -> None:
+    advice = r"the search ended before it was tried\)\. Allow more `trials`, or a longer"
+    with pytest.raises(NoFeasibleRecipe, match=advice):
+        prove(ran(100, F32), policies=(BF16,))
+
+
 def test_a_finalist_that_is_lost_is_replaced_by_the_fastest_at_a_smaller_batch() -> None:
     search = searched(ran(400, BF16, 64), ran(200, BF16), ran(150, BF16, 16), ran(390, F16))
     large, small = (Recipe(BF16, batch) for batch in (64, 32))
