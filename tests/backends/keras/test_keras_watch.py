@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from autoprec import Recipe, apply_profile
 from autoprec.core.recipe import LossScale
@@ -98,6 +99,20 @@ def test_a_batch_that_overflows_now_and_then_is_looked_for() -> None:
     assert any("is kept in float32" in str(each.message) for each in said)
     failed = [each.updates for each in precision.watched if each.problem]
     assert failed == [211]
+
+
+def test_a_check_is_no_step_whose_state_a_skipped_update_puts_back() -> None:
+    """What this process ran eagerly last is another model's update, which was skipped."""
+    other = healthy()
+    with apply_profile(SKIPPING, model=other) as precision:
+        optimizer = precision.wrap(keras.optimizers.SGD(0.1))
+        inputs, targets = data(8)
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(keras.ops.mean((other(inputs) - targets) ** 2))
+        optimizer.apply(tape.gradient(loss, other.trainable_variables), other.trainable_variables)
+        assert precision.skipped == 1
+    checks = broken("gradients decay", "float32")[0].watched
+    assert any(each.action for each in checks), checks
 
 
 def test_weights_that_are_lost_between_two_checks_are_told_of() -> None:

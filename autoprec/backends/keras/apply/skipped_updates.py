@@ -166,9 +166,21 @@ class StateBeforeStep:
         self._elsewhere: weakref.WeakKeyDictionary[AssignHook, _Elsewhere] = (
             weakref.WeakKeyDictionary()
         )
+        self._pauses = 0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note nothing inside, and put nothing back: what is assigned there belongs to no step."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
 
     def assigning(self, hook: AssignHook) -> None:
         """Note the value before the first assignment of a step."""
+        if self._pauses:
+            return
         graph, steps, key = self._place()
         step = steps.get(key)
         if graph is None and not (_in_step() or _follows_skip(step)):
@@ -193,6 +205,8 @@ class StateBeforeStep:
 
         After a skipped update in the same function, what is not finite is put back at once.
         """
+        if self._pauses:
+            return
         graph, steps, key = self._place()
         if hook in self._elsewhere and graph is None:
             self._elsewhere[hook].keep(stored_value(hook.variable))

@@ -20,6 +20,7 @@ from keras import ops
 
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
+from autoprec.backends.keras.apply.skipped_updates import STATE
 from autoprec.backends.keras.devices import on_tensorflow
 from autoprec.backends.keras.train.batch_dimension import slice_samples
 from autoprec.backends.keras.train.data import shape_of, to_numpy
@@ -254,18 +255,19 @@ def nothing_changed(model: Any) -> Iterator[None]:
     before = [(variable, to_numpy(variable)) for variable in {id(v): v for v in state}.values()]
     generators = KerasGenerators()
     drawn = generators.capture()
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
-        known = {id(variable) for variable, _ in before}
-        for metric in model.metrics:  # one that was first used inside
-            if any(id(variable) not in known for variable in metric.variables):
-                metric.reset_state()
-        generators.restore(drawn)
-        for attributes, plain in numbers:
-            attributes.update(plain)
+    with STATE.paused():  # a skipped update elsewhere puts none of it back
+        try:
+            yield
+        finally:
+            for variable, value in before:
+                variable.assign(value)
+            known = {id(variable) for variable, _ in before}
+            for metric in model.metrics:  # one that was first used inside
+                if any(id(variable) not in known for variable in metric.variables):
+                    metric.reset_state()
+            generators.restore(drawn)
+            for attributes, plain in numbers:
+                attributes.update(plain)
 
 
 def _gradients(
