@@ -37,7 +37,7 @@ from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.raising_layers import explain_errors
 from autoprec.backends.keras.apply.replicas import scope_of
 from autoprec.backends.keras.apply.sharing_models import SharingModels
-from autoprec.backends.keras.apply.skipped_updates import follow_state
+from autoprec.backends.keras.apply.skipped_updates import STATE, follow_state
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -142,6 +142,7 @@ class AppliedRecipe:
         self._sharing.restore()
         self._hooks.restore()
         self._policies.restore()
+        STATE.end_loop()
         if vars(self.model).get(RECIPE_ATTRIBUTE) is self:
             del vars(self.model)[RECIPE_ATTRIBUTE]
         trace_again(self.model)

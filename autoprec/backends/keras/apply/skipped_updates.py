@@ -177,6 +177,10 @@ class StateBeforeStep:
         finally:
             self._pauses -= 1
 
+    def end_loop(self) -> None:
+        """Forget the step of a loop that ran eagerly: what is assigned next is no part of it."""
+        self._eager.clear()
+
     def assigning(self, hook: AssignHook) -> None:
         """Note the value before the first assignment of a step."""
         if self._pauses:
