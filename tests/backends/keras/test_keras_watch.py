@@ -101,18 +101,33 @@ def test_a_batch_that_overflows_now_and_then_is_looked_for() -> None:
     assert failed == [211]
 
 
+def skip_an_update_eagerly(precision: Any, model: Any) -> None:
+    optimizer = precision.wrap(keras.optimizers.SGD(0.1))
+    inputs, targets = data(8)
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(keras.ops.mean((model(inputs) - targets) ** 2))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    assert precision.skipped == 1
+
+
 def test_a_check_is_no_step_whose_state_a_skipped_update_puts_back() -> None:
     """What this process ran eagerly last is another model's update, which was skipped."""
     other = healthy()
-    with apply_profile(SKIPPING, model=other) as precision:
-        optimizer = precision.wrap(keras.optimizers.SGD(0.1))
-        inputs, targets = data(8)
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(keras.ops.mean((other(inputs) - targets) ** 2))
-        optimizer.apply(tape.gradient(loss, other.trainable_variables), other.trainable_variables)
-        assert precision.skipped == 1
+    precision = apply_profile(SKIPPING, model=other)
+    skip_an_update_eagerly(precision, other)
     checks = broken("gradients decay", "float32")[0].watched
+    precision.restore()
     assert any(each.action for each in checks), checks
+
+
+def test_a_skipped_update_of_a_loop_that_ended_puts_nothing_back() -> None:
+    models = healthy(), healthy()
+    with apply_profile(SKIPPING, model=models[0]) as precision:
+        skip_an_update_eagerly(precision, models[0])
+    with apply_profile(SKIPPING, model=models[1]):
+        mean = models[1].layers[1].moving_mean
+        mean.assign(np.full(16, np.inf))
+        assert np.isinf(mean.numpy()).all()
 
 
 def test_weights_that_are_lost_between_two_checks_are_told_of() -> None:
