@@ -60,6 +60,7 @@ def test_float16_is_left_out_where_bfloat16_passes_and_it_is_said(tuned: Any) ->
 def test_float16_is_tried_after_the_proof_refused_bfloat16(tuned: Any, name: str) -> None:
     profile, shown = tuned(name).profile(), tuned(name).shown
     said = "no recipe of mixed_bfloat16 passes and gains: mixed_float16 is tried"
+    assert said in shown, shown
     assert shown.index("mixed_bfloat16: rejected") < shown.index(said)
     before, after = (
         [policy for policy, _ in trials(part)] for part in shown.split(said, maxsplit=1)

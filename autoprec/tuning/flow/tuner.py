@@ -139,14 +139,19 @@ def _tune_after_preflight(
     prover = Prover(job, study, preflight, runner)
     search = _search(job, study, preflight, prover, runner)
     proof = run_proofs(job, preflight, search, prover)
-    if is_float16_next(search, proof) and not job.deadline.passed(SECOND_SEARCH_SHARE):
+    confirmation = None
+    if not is_float16_next(search, proof):
+        proof, confirmation = _confirm(job, search, proof, prover, runner)
+    chosen = None if confirmation is None else confirmation.choice.recipe
+    if is_float16_next(search, proof, chosen) and not job.deadline.passed(SECOND_SEARCH_SHARE):
         job.listener(Note("no recipe of mixed_bfloat16 passes and gains: mixed_float16 is tried"))
         preflight = replace(preflight, space=replace(preflight.space, float16_waits=False))
         search = _search(job, study, preflight, prover, runner, search)
         spent = proof.seconds
         proof = run_proofs(job, preflight, search, prover)
-        proof = replace(proof, seconds=spent + proof.seconds)
-    proof, confirmation = _confirm(job, search, proof, prover, runner)
+        proof, confirmation = replace(proof, seconds=spent + proof.seconds), None
+    if confirmation is None:
+        proof, confirmation = _confirm(job, search, proof, prover, runner)
     rounded = measure_rounding(job, preflight, confirmation.choice.recipe, runner)
     contention = job.contention_monitor.worst
     said = "" if rounded is None or preflight.rehearsed else rounded.text

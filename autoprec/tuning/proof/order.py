@@ -14,6 +14,7 @@ from autoprec.core.numerics.reference_recipe import (
     keeps_arithmetic,
     settings_of,
 )
+from autoprec.core.recipe import Recipe
 from autoprec.core.recipe_words import name_recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.float16 import float16_waits
@@ -236,20 +237,23 @@ def _prove_all(
     return result, guilty
 
 
-def is_float16_next(search: SearchResult, proof: ProofResult) -> bool:
+def is_float16_next(search: SearchResult, proof: ProofResult, chosen: Recipe | None = None) -> bool:
     """Say whether float16 has waited in vain: bfloat16 was refused, or gains nothing.
 
-    What it needs in float32 has to leave it a gain that is sure. Where another policy passed that
-    is faster than bfloat16, float16 would not be chosen either.
+    What it needs in float32 has to leave it a gain that is sure, and that the final rounds, if they
+    have `chosen`, did not find to be none. Where another policy passed that is faster than
+    bfloat16, float16 would not be chosen either.
     """
     bfloat16 = Policy.MIXED_BFLOAT16
+    passed = [each for each in proof.proven if each.recipe.policy is bfloat16]
     own = [
         each.rate / (1.0 + SPEED.search_ratio_error * bool(each.recipe.float32_modules))
-        for each in proof.proven
-        if each.recipe.policy is bfloat16
+        for each in passed
     ]
     refused = any(each.candidate == bfloat16.value for each in proof.refusals)
     fails = max(own) <= _best_rate(search, Policy.FLOAT32) if own else refused
+    gained_nothing = chosen is not None and chosen.policy is Policy.FLOAT32
+    fails = fails or (gained_nothing and any(each.recipe.float32_modules for each in passed))
     return _waits(search) and fails
 
 

@@ -157,6 +157,19 @@ def test_float16_is_next_where_bfloat16_is_refused_and_not_where_it_is_overtaken
     assert not is_float16_next(tried, result)
 
 
+def test_float16_is_next_where_final_rounds_find_that_islands_leave_bfloat16_no_gain() -> None:
+    waiting = replace(SPACE, float16_waits=True)
+    search = searched(ran(100, F32), ran(200, BF16), space=waiting)
+    islands = replace(Recipe(batch_size=32).with_policy(BF16), float32_modules=("a",))
+    result = ProofResult(proven=(ProvenRecipe(islands, REFERENCE, 150.0, 0.1),))
+    assert not is_float16_next(search, result)
+    assert not is_float16_next(search, result, islands)
+    assert is_float16_next(search, result, Recipe(batch_size=32))
+    whole = replace(islands, float32_modules=())
+    result = ProofResult(proven=(ProvenRecipe(whole, REFERENCE, 150.0, 0.1),))
+    assert not is_float16_next(search, result, Recipe(batch_size=32))
+
+
 @pytest.mark.parametrize(("failed_at", "largest"), [(None, 16), (32, 32)])
 def test_a_refusal_says_where_a_policy_was_not_tried_at_the_batch_of_float32(
     failed_at: int | None, largest: int
