@@ -55,11 +55,16 @@ def partly(samples: int, batch: int) -> str:
 class CheckLog:
     """The checks of one training under `policy`, and what is done about those that fail.
 
+    With `before_steps` a check comes before its step, which may raise what kept the check from
+    being made, and says that better: what is to be said of the check waits for `tell_unchecked`.
     `steps` are the checks so far, `due` is the number of the update that is checked next, and
     `mended` says whether modules are kept in float32 because of a check.
     """
 
-    def __init__(self, policy: Policy, action: Action, every: int) -> None:
+    def __init__(
+        self, policy: Policy, action: Action, every: int, *, before_steps: bool = False
+    ) -> None:
+        self._before_steps = before_steps
         self._policy, self._action, self._every = policy, action, every
         self.steps: list[WatchedStep] = []
         self.due, self.mended = 1, False
@@ -67,6 +72,7 @@ class CheckLog:
         self._fault_before: WatchedStep | None = None
         self._first_loss = 0.0
         self._told: set[tuple[str, ...]] = set()
+        self._unchecked: WatchedStep | None = None
         self._told_unchecked = False
 
     def note_loss(self, loss: float) -> None:
@@ -94,7 +100,15 @@ class CheckLog:
     def _note(self, step: WatchedStep) -> None:
         """Add a check on which nothing is done; the first that told nothing is warned of."""
         self.steps.append(step)
-        if not step.samples and not self._told_unchecked:
+        if not step.samples:
+            self._unchecked = step
+            if not self._before_steps:
+                self.tell_unchecked()
+
+    def tell_unchecked(self) -> None:
+        """Warn of a check that could not be made; once in a training."""
+        step, self._unchecked = self._unchecked, None
+        if step is not None and not self._told_unchecked:
             self._told_unchecked = True
             self._warn(
                 f"the check of update {step.updates} in {self._policy} could not be made: "

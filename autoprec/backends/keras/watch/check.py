@@ -92,7 +92,13 @@ class Check:
         return self._judge.undecided
 
     def made(self, step: WatchedStep) -> WatchedStep:
-        """Return `step` with what was found."""
+        """Return `step` with what was found; a check never ends a training."""
+        try:
+            return self._made(step)
+        except Exception as error:
+            return replace(step, not_checked=_said(error))
+
+    def _made(self, step: WatchedStep) -> WatchedStep:
         batch = samples = _samples_of(self._batch)
         step = replace(step, batch=batch)
         if lost := self._without_weights():
@@ -115,7 +121,7 @@ class Check:
             low = self._run()
             with in_float32(low_units(self._units)):
                 self._exact = self._run()
-        except Exception as error:  # a check never ends a training
+        except Exception as error:
             return _said(error)
         self.loss = self._exact.loss
         return low
@@ -190,7 +196,7 @@ class Check:
     def _without_weights(self) -> list[str]:
         """Return the paths of the layers whose own weights are not finite."""
         weights = zip(self._paths(), self._model.trainable_variables, strict=True)
-        finite = [(path, ops.all(ops.isfinite(weight))) for path, weight in weights]
+        finite = [(path, ops.all(ops.isfinite(ops.abs(weight)))) for path, weight in weights]
         return list(dict.fromkeys(path for path, each in finite if not bool(each)))
 
     def _paths(self) -> list[str]:
@@ -277,9 +283,8 @@ def _gradients(
 
     def pairs() -> Iterator[GradientPair]:
         for ours, theirs, path in zip(run.gradients, exact.gradients, paths, strict=False):
-            away, norm = (
-                np.linalg.norm(each.astype(np.float64)) for each in (ours - theirs, theirs)
-            )
+            exactly = np.complex128 if np.iscomplexobj(theirs) else np.float64
+            away, norm = (np.linalg.norm(each.astype(exactly)) for each in (ours - theirs, theirs))
             there = theirs != 0
             yield GradientPair(
                 path, float(away), float(norm), int((there & (ours == 0)).sum()), int(there.sum())

@@ -36,7 +36,7 @@ class Watch:
 
     def __init__(self, precision: Any, *, action: Action, every: int) -> None:
         self._precision = weakref.ref(precision)
-        self._log = CheckLog(precision.policy, action, every)
+        self._log = CheckLog(precision.policy, action, every, before_steps=True)
         self._batches = self._first = 0
         self._skipped = self._looked_at = self._looks = self._largest = 0
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -60,6 +60,7 @@ class Watch:
 
     def _begins_update(self, batches: int) -> bool:
         """Count batches; say whether the first of them begins an update that is due."""
+        self._log.tell_unchecked()
         precision = self._precision()
         if precision is None:
             return False

@@ -67,7 +67,8 @@ class Check:
 
     def made(self, step: WatchedStep) -> WatchedStep:
         """Return `step` with what was found on as many samples as fit."""
-        if lost := modules_without_weights(self._root):
+        lost = _attempt(lambda: modules_without_weights(self._root))
+        if lost and not isinstance(lost, _Failed):
             nothing = Difference.without_weights(lost)
             return self._judge.judged(replace(step, samples=self._samples), nothing)
         while isinstance(found := _attempt(self._first_comparison), _Failed):

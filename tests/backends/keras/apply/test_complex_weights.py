@@ -56,6 +56,9 @@ def test_it_trains_under_float16_and_a_step_that_overflows_is_skipped():
         before = turns.numpy()
         model.train_on_batch(np.full_like(given[0][0], np.inf), given[0][1])
         assert (precision.steps, precision.skipped) == (8, 1)
+        (check,) = precision.watched
+        assert check.gradient
+        assert 0 < check.gradient < 0.02
     np.testing.assert_array_equal(turns.numpy(), before)
     np.testing.assert_allclose(before, plain.layers[1].turns.numpy(), atol=0.01)
     assert np.abs(before.imag).max() > 0.01
