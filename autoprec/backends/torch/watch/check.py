@@ -12,11 +12,7 @@ from torch import nn
 
 from autoprec.backends.shared.watching import NO_MEMORY, NOT_REPEATED, partly
 from autoprec.backends.torch.watch.caught_call import CaughtCall
-from autoprec.backends.torch.watch.differences import (
-    difference,
-    is_repeated,
-    modules_without_weights,
-)
+from autoprec.backends.torch.watch.differences import difference, is_repeated
 from autoprec.backends.torch.watch.live_islands import units_of
 from autoprec.backends.torch.watch.repeated_call import RepeatedCall, Run
 from autoprec.core.dtypes import Policy
@@ -32,8 +28,9 @@ _NOISE_DRAWS = 2
 class Check:
     """Compares `call` with float32; everything happens inside `nothing_changed`.
 
-    `share` and `floor` are those of `difference`. What is `compiled` draws random numbers of its
-    own: there it is enough that both runs, which are eager, draw the same ones.
+    `share` and `floor` are those of `difference`; of the modules `lost` weights are not finite.
+    What is `compiled` draws random numbers of its own: there it is enough that both runs, which are
+    eager, draw the same ones.
     """
 
     def __init__(
@@ -45,9 +42,10 @@ class Check:
         device_type: str,
         share: float,
         floor: float,
+        lost: Sequence[str],
         compiled: bool = False,
     ) -> None:
-        self._compiled = compiled
+        self._compiled, self._lost = compiled, lost
         self._root, self._call, self._device_type = root, call, device_type
         self._share, self._floor = share, floor
         self._samples = call.samples
@@ -66,10 +64,12 @@ class Check:
         return self._judge.undecided
 
     def made(self, step: WatchedStep) -> WatchedStep:
-        """Return `step` with what was found on as many samples as fit."""
-        lost = _attempt(lambda: modules_without_weights(self._root))
-        if lost and not isinstance(lost, _Failed):
-            nothing = Difference.without_weights(lost)
+        """Return `step` with what was found on as many samples as fit.
+
+        Where weights are `lost`, on any rank, none of them runs the model.
+        """
+        if self._lost:
+            nothing = Difference.without_weights(self._lost)
             return self._judge.judged(replace(step, samples=self._samples), nothing)
         while isinstance(found := _attempt(self._first_comparison), _Failed):
             if not found.full or not self._call.can_be_cut or self._samples < 2:

@@ -27,6 +27,7 @@ from autoprec.backends.torch.distributed.wrapped_models import find_ddps, is_sha
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
 from autoprec.backends.torch.watch.check import Check
+from autoprec.backends.torch.watch.differences import lost_modules
 from autoprec.backends.torch.watch.live_islands import islands_of, set_islands, whole_model
 from autoprec.backends.torch.watch.repeated_call import nothing_changed
 from autoprec.core.numerics.watching import WAITED_FOR, WatchedStep
@@ -187,6 +188,7 @@ class Watch:
         scale = float(scaler.get_scale()) if scaler is not None else 1.0
         have = islands_of(root)
         modules: tuple[str, ...] = ()
+        lost = sorted({path for each in self._of_all_ranks(lost_modules(root)) for path in each})
         self.is_checking = True
         with nothing_changed(root):
             check = Check(
@@ -196,18 +198,13 @@ class Watch:
                 device_type=self._device_type,
                 share=scale / self._recipe.accumulation_steps,
                 floor=self._log.floor,
+                lost=lost,
                 compiled=self._called() is not root or any(map(is_compiled, root.modules())),
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
-            mine = (
-                bool(step.problem),
-                self._log.repeats(step),
-                check.undecided,
-                step.is_certain,
-                step.is_lost,
-            )
-            found = zip(*self._of_all_ranks(mine), strict=True)
-            failed, repeats, undecided, certain, lost = map(any, found)
+            mine = bool(step.problem), self._log.repeats(step), check.undecided, step.is_certain
+            found = self._of_all_ranks(mine)
+            failed, repeats, undecided, certain = map(any, zip(*found, strict=True))
             acts = self._log.is_acted_on(
                 step,
                 call.size,
@@ -227,7 +224,7 @@ class Watch:
                 step,
                 modules,
                 lambda kept: self._set_islands(root, (*have, *kept) if kept else whole_model(root)),
-                lost=lost,
+                lost=bool(lost),
             )
 
     def _set_islands(self, root: nn.Module, paths: Sequence[str]) -> None:

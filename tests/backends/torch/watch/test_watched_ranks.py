@@ -13,9 +13,11 @@ from torch import nn
 from autoprec import apply_profile
 from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.distributed.sharding import whole
+from autoprec.backends.torch.watch.check import Check
 from autoprec.backends.torch.watch.watch import Watch
 from autoprec.core.numerics.watching import CONFIRM_AFTER
 from autoprec.core.recipe import Distributed
+from autoprec.errors import AutoprecWarning
 from benchmarks.numerics.late_breaks import BFLOAT16
 from benchmarks.numerics.late_breaks_torch import batches, train
 from tests.backends.torch.distributed.joined import on_two_ranks
@@ -93,12 +95,31 @@ def test_where_one_rank_is_undecided_all_of_them_check_again_soon(
     """Ranks that plan different checks would wait for each other."""
 
     def of_all_ranks(self: Watch, mine: Any) -> list[Any]:
-        return [mine, (False, False, True, False, False)] if len(mine) == 5 else [mine]
+        return [mine, (False, False, True, False)] if len(mine) == 4 else [mine]
 
     monkeypatch.setattr(Watch, "_of_all_ranks", of_all_ranks)
     torch.manual_seed(0)
     precision, _ = train(Angles(), BFLOAT16, every=50, updates=12)
     assert [each.updates for each in precision.watched] == [1, 1 + CONFIRM_AFTER]
+
+
+def test_where_one_ranks_part_of_the_weights_is_lost_no_rank_runs_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that ran a sharded model would wait for the one that does not."""
+
+    def of_all_ranks(self: Watch, mine: Any) -> list[Any]:
+        return [mine, ["elsewhere"]] if mine == [] else [mine]
+
+    def no_run(self: Check) -> None:
+        pytest.fail("the model was run")
+
+    monkeypatch.setattr(Watch, "_of_all_ranks", of_all_ranks)
+    monkeypatch.setattr(Check, "_first_comparison", no_run)
+    torch.manual_seed(0)
+    with pytest.warns(AutoprecWarning, match="weights are not finite in elsewhere"):
+        precision, _ = train(Angles(), BFLOAT16, every=50, updates=60)
+    assert precision.watched[-1].action
 
 
 @pytest.mark.parametrize("engine", ENGINES)
