@@ -132,13 +132,13 @@ test-slow: $(VENV)/.all-installed  ## Run the tests that take long each: whole t
 	$(RUN_FILES_IN_PARALLEL) -m "$(SLOW) and torch"
 	$(RUN_FILES_IN_PARALLEL) -m "$(SLOW) and keras"
 
-# The trainers' tests are marked `release`, so that CI runs them, too. The others need a Chromium
-# besides (Debian: apt install chromium).
+# The trainers' tests are marked `release`, so that CI runs them, too. Those of pages, the last ones,
+# need a Chromium besides (Debian: apt install chromium).
 .PHONY: test-integrations
 test-integrations: $(VENV)/.integrations-installed  ## Run the tests with trainers (as CI does), a browser and experiment trackers.
-	$(RUN_FILES_IN_PARALLEL) tests/integrations -m "not torch and not keras"
 	$(RUN_FILES_IN_PARALLEL) tests/integrations -m "torch and not gpu"
 	$(RUN_FILES_IN_PARALLEL) tests/integrations -m "keras and not gpu"
+	$(RUN_FILES_IN_PARALLEL) tests/integrations -m "not torch and not keras"
 
 # Exit code 5 (no test found) is accepted for Keras only, which has no GPU tests: not every machine
 # has a TensorFlow that sees its GPU.

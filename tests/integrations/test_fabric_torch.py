@@ -83,3 +83,26 @@ def test_fabric_trains_what_our_own_loop_trains(package: str, policy: Policy) ->
         assert made.loop.ran.batch == 8
     made.teardown()
     assert wrapped_modules(model) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_fabric_set_up_may_be_compiled(package: str) -> None:
+    recipe = recipe_of(Policy.MIXED_BFLOAT16, accumulation_steps=1)
+    losses = []
+    for compiles in (False, True):
+        made = fabric_plugin(recipe, package=package, watch=False)
+        fabric = fabric_of(package).Fabric(accelerator="cpu", devices=1, plugins=[made])
+        torch.manual_seed(0)
+        model = net()
+        module, optimizer = fabric.setup(model, momentum(model.parameters()))
+        called = torch.compile(module, backend="eager") if compiles else module
+        losses.append([])
+        for inputs, targets in loader(64, 8):
+            loss = nn.functional.cross_entropy(called(inputs), targets)
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.item())
+        assert made.loop.ran is not None
+        assert made.loop.ran.dtype == "bfloat16"
+    assert losses[0] == losses[1]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from autoprec.backends.shared.watching import warn_unwatched
 from autoprec.backends.torch.apply.attached import AttachedRecipe
@@ -120,6 +121,7 @@ class TorchSurgeon:
             every=every,
         )
 
+    @_disable_dynamo  # a compiled Fabric attaches in its first call
     def attach(
         self,
         recipe: Recipe,

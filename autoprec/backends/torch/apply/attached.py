@@ -87,6 +87,8 @@ class AttachedRecipe:
         """Return autocast by the policy; an empty context in float32."""
         if self._cast is None:
             return EMPTY
+        if torch.compiler.is_compiling():  # which knows torch's own context alone
+            return torch.autocast(self._device_type, self._dtype)
         kept = self.scaler.buffers
         if kept is not None and not kept.in_step:
             kept.before_forward()
