@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
+from operator import truediv
 from pathlib import Path
 from statistics import median
 
@@ -26,13 +27,13 @@ from autoprec.workers.runner import Runner
 from benchmarks.overhead.captured_projects import WRITTEN, sources_of
 
 ALLOWED_SHARE, ALLOWED_SECONDS, SHORT_SECONDS = 0.05, 50e-6, 1e-3
-_TURNS = 6
+_TURNS = 10
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def pair_of(trainer: str, seconds: float) -> tuple[float, float]:
-    """Time one worker of each form in turns; return their median steps: captured, written."""
-    budget = TimingBudget(seconds=seconds)
+    """Time one worker of each form in turns; return the steps of both: captured, written."""
+    budget = TimingBudget(seconds=seconds, precision=0.0, max_steps=10_000)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
         runners = [
             closing.enter_context(Runner(WorkerSettings(source, environment=_ONE_THREAD), None))
@@ -46,7 +47,8 @@ def pair_of(trainer: str, seconds: float) -> tuple[float, float]:
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
                 timed = runners[which].call("time", name="turns", budget=budget)
                 times[which].append(timed.step_seconds)
-    return median(times[0]), median(times[1])
+    written = median(times[1])
+    return written * median(map(truediv, *times)), written
 
 
 def allowed(step: float) -> float:
