@@ -58,12 +58,14 @@ def training(seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(6)]
     return {
         "model": model,
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5),
         "loss_fn": nn.CrossEntropyLoss(),
-        "loader": [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(6)],
+        "loader": loader,
+        "build_loader": {8: loader}.__getitem__,
     }
 
 
@@ -120,6 +122,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 loss_fn = nn.CrossEntropyLoss()
 loader = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(2)]
+build_loader = {{8: loader}}.__getitem__
 {SHORT}
 print(precision.policy, precision.accumulation_steps)
 """

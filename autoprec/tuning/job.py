@@ -21,7 +21,7 @@ from autoprec.tuning.ranks import devices_of_ranks, rank_threads
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.cpu_contention import PATIENCE_SECONDS, ContentionMonitor
-from autoprec.workers.memory_limit import memory_budget
+from autoprec.workers.memory_limit import free_main_memory, memory_budget
 from autoprec.workers.rank_group import RankGroup, start_workers
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_source import TaskSource
@@ -51,8 +51,9 @@ _PATIENCE_SHARE = 0.05
 class TuningJob:
     """The task, the target, the options, and how workers are started.
 
-    `memory` is the accelerator's memory as the first worker finds it; by `deadline` the whole
-    tuning must have ended. `surveyed` is what the task's description says of its batches.
+    `main_memory` is what was free before any worker took some, in bytes; `memory` is the
+    accelerator's as the first worker finds it. By `deadline` the whole tuning must have ended.
+    `surveyed` is what the task's description says of its batches.
     `start_ups` are the seconds that a script took to its training, in each worker so far.
     """
 
@@ -61,6 +62,7 @@ class TuningJob:
     options: Options
     listener: Listener
     start: Callable[[WorkerSettings], Worker | RankGroup] = start_workers
+    main_memory: int | None = field(default_factory=free_main_memory)
     memory: DeviceMemory | None = None
     deadline: Deadline = field(default_factory=Deadline)
     surveyed: int | None = None
@@ -76,7 +78,9 @@ class TuningJob:
         seen = self.target.facts.observation
         budget = self.options.memory_bytes
         if self.on_cpu:
-            budget = memory_budget(seen.memory_bytes) if budget is None else budget
+            budget = (
+                memory_budget(self.main_memory, seen.memory_bytes) if budget is None else budget
+            )
             return None if budget is None else budget // self.options.nproc
         if budget is not None:
             return budget

@@ -36,7 +36,11 @@ from autoprec.workers.failures import (
     match_failure,
 )
 from autoprec.workers.handlers import LoadedTask, type_hints_of
-from autoprec.workers.memory_limit import ERROR_REPORT_BYTES, memory_budget
+from autoprec.workers.memory_limit import (
+    ERROR_REPORT_BYTES,
+    free_main_memory,
+    memory_budget,
+)
 from autoprec.workers.task_source import TaskSource
 from autoprec.workers.timeouts import (
     FIRST_STEP_TIMEOUT_SECONDS,
@@ -76,7 +80,7 @@ class WorkerSettings:
         """Return the main memory at which the guard ends the worker; None if unknown."""
         if self.memory_bytes is not None:
             return self.memory_bytes + ERROR_REPORT_BYTES  # at its own limit the worker says so
-        left = memory_budget(None)
+        left = memory_budget(free_main_memory())
         return None if left is None else left // self.nproc
 
 

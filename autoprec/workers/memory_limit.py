@@ -18,23 +18,25 @@ RESERVE_SHARE = 0.10
 RESERVE_BYTES = 512 * 2**20
 
 
-def memory_budget(limit_bytes: int | None) -> int | None:
-    """Return the bytes of main memory a worker may use; None if nothing is known.
+def free_main_memory() -> int | None:
+    """Return the bytes of main memory that this process may still take; None if nothing is known.
 
-    `limit_bytes` is what this process may use at all (the machine's memory or a control group's
-    limit). The least of that, of what the system says is available, of control groups' headroom and
-    of resource limits counts; a tenth or 512 MiB of it, whichever is more, is left to others.
+    The least counts of what the system says is available, of control groups' headroom and of
+    resource limits.
     """
-    free = (
-        available_bytes(),
-        limit_bytes,
-        *control_group_headroom(Machine()),
-        *_resource_limits(),
-    )
-    known = [value for value in free if value]
-    if not known:
+    free = (available_bytes(), *control_group_headroom(Machine()), *_resource_limits())
+    return min(filter(None, free), default=None)
+
+
+def memory_budget(*limits: int | None) -> int | None:
+    """Return the bytes of main memory a worker may use; None if no limit is known.
+
+    The least of `limits` counts, in bytes: what is free (`free_main_memory`), the machine's memory,
+    a control group's. A tenth or 512 MiB of it, whichever is more, is left to others.
+    """
+    smallest = min(filter(None, limits), default=None)
+    if smallest is None:
         return None
-    smallest = min(known)
     return max(smallest - max(RESERVE_BYTES, int(RESERVE_SHARE * smallest)), smallest // 2)
 
 

@@ -20,6 +20,7 @@ from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.race.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.time_limit import Deadline
+from autoprec.workers import memory_limit
 from autoprec.workers.cpu_contention import PATIENCE_SECONDS
 from autoprec.workers.task_source import TaskSource
 
@@ -41,6 +42,18 @@ def test_an_accelerators_budget_is_of_what_is_free_and_of_all_where_nobody_tells
     assert with_memory(before, free).memory_bytes == int(USABLE_FREE_MEMORY_SHARE * 20 * GIB)
     asked = job([], memory_bytes=GIB)
     assert with_memory(asked, free).memory_bytes == GIB
+
+
+def test_main_memory_is_what_was_free_before_the_first_worker_took_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_limit, "control_group_headroom", lambda machine: ())
+    monkeypatch.setattr(memory_limit, "_resource_limits", list)
+    monkeypatch.setattr(memory_limit, "available_bytes", lambda: 50 * GIB)
+    before = job([], DeviceKind.CPU)
+    assert before.memory_bytes == 45 * GIB
+    monkeypatch.setattr(memory_limit, "available_bytes", lambda: 30 * GIB)
+    assert replace(before, surveyed=8).memory_bytes == 45 * GIB
 
 
 @pytest.mark.parametrize(("others", "notes"), [(0, 0), (30 * GIB, 1)])

@@ -14,6 +14,7 @@ from autoprec.workers.memory_limit import (
     RESERVE_BYTES,
     RESERVE_SHARE,
     control_group_headroom,
+    free_main_memory,
     memory_budget,
 )
 from benchmarks.recordings.machine_replay import synthetic_machine
@@ -31,15 +32,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("known")
 def test_a_tenth_is_left_to_others() -> None:
-    assert memory_budget(None) == 100 * GIB - int(RESERVE_SHARE * 100 * GIB)
+    assert memory_budget(free_main_memory()) == 100 * GIB - int(RESERVE_SHARE * 100 * GIB)
 
 
 @pytest.mark.usefixtures("known")
 def test_the_least_counts() -> None:
-    assert memory_budget(20 * GIB) == 18 * GIB
+    assert memory_budget(free_main_memory(), 20 * GIB) == 18 * GIB
 
 
-@pytest.mark.usefixtures("known")
 def test_a_little_memory_is_not_all_reserved() -> None:
     assert memory_budget(2 * GIB) == 2 * GIB - RESERVE_BYTES
     assert memory_budget(200 * 2**20) == 100 * 2**20
@@ -49,7 +49,7 @@ def test_nothing_known_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "available_bytes", lambda: None)
     monkeypatch.setattr(memory_limit, "control_group_headroom", lambda machine: ())
     monkeypatch.setattr(memory_limit, "_resource_limits", list)
-    assert memory_budget(None) is None
+    assert memory_budget(free_main_memory(), None) is None
 
 
 @given(st.integers(1, 2**50))
@@ -64,7 +64,7 @@ def test_a_resource_limit_of_this_process_counts() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (3 * GIB, hard))
     try:
-        found = memory_budget(None)
+        found = memory_budget(free_main_memory())
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     assert found is not None
