@@ -113,7 +113,7 @@ def test_whatever_is_applied_is_applied_to_nothing(kind: str, tmp_path: Path) ->
     precision = apply_profile(given, model=model, optimizer=optimizer)
     assert precision.policy is Policy.FLOAT32
     known = kind not in ("off", "missing")
-    assert (precision.batch_size, precision.accumulation_steps) == ((4, 2) if known else (32, 1))
+    assert (precision.batch_size, precision.accumulation_steps) == (8 if known else 32, 1)
     assert distribute(given, model) is model
     assert len(worker_process.notes()) == (2 if kind == "missing" else 1)
 
