@@ -192,7 +192,6 @@ def plan(given: Arguments) -> Plan:
         else resolve_family(load_catalogue(), device)
     )
     machine = probing.probe_here(on_wait=lambda text: listen(Note(text)))
-    machine = probing.recall_measurements(machine)
     known = list(machine.facts)
     cpu = next(each for each in known if each.kind is DeviceKind.CPU)
     if family is not None:

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
@@ -156,7 +156,10 @@ def choose_recipe(
     if profile is None or profile == OFF:
         profile, off = Recipe(), True
     if off:
-        return ChosenRecipe(_recipe_meanwhile(profile, address, backend).plain(), applies=False)
+        recipe = _recipe_meanwhile(profile, address, backend).plain()
+        if in_worker():  # which tunes the batch of an update, and splits that itself
+            recipe = replace(recipe, batch_size=recipe.effective_batch, accumulation_steps=1)
+        return ChosenRecipe(recipe, applies=False)
     if isinstance(profile, Recipe):
         return ChosenRecipe(profile)
     recipe, facts = recipe_for(profile, address, backend, strict=strict, fallback=fallback)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from autoprec import measurement_cache
 from autoprec.core.device.facts import DeviceFacts, Fingerprint
 from autoprec.core.device.merging import merge, with_measurements
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.device.probe_result import DeviceReport, ProbeResult
 from autoprec.core.dtypes import DType
@@ -69,13 +70,23 @@ def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFac
     """Time the device's matrix products with the first framework able to; remember the result.
 
     If the same software has timed this device before, its timings count for how far ratios can
-    be trusted, too.
+    be trusted, too. What other processes disturbed is not remembered.
     """
     if facts.observation.rehearsal:
         return facts  # times of a pretended device mean nothing
     from autoprec.backends.shared.matmul_timing import measure
+    from autoprec.workers.cpu_contention import ProcessorUsage
 
+    meter = ProcessorUsage()
+    meter.start(())
     measured = measure(facts, list(software))
+    usage = meter.usage(())
+    if facts.kind is DeviceKind.CPU and usage is not None and usage.is_crowded:
+        note = (
+            f"other processes used {usage.others:.0%} of the processors while products were timed, "
+            "which can slow them a hundredfold; measure again when this machine is idle"
+        )
+        measured = replace(measured, disturbed=True, notes=(*measured.notes, note))
     same = {name: version for name, version in software.items() if name == measured.framework}
     earlier, _ = measurement_cache.recall(facts.fingerprint, same)
     float32 = measured.product(DType.FLOAT32)

@@ -16,6 +16,7 @@ from autoprec.core.profile import Profile
 from autoprec.core.profile.fit import Fit, check_fit
 from autoprec.errors import FrameworkMissing, ProfileMismatch, UsageError
 from autoprec.hardware.probes.observe import OnWait
+from autoprec.measurement_cache import with_remembered_measurements
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
 from autoprec.tuning.flow.script_verification import ROUNDS, UPDATES
@@ -40,7 +41,7 @@ def check_profile(
     than two seconds.
     """
     made = profile if isinstance(profile, Profile) else load_profile(profile)
-    machine = probing.recall_measurements(probing.probe_here(device=device, on_wait=on_wait))
+    machine = probing.probe_here(device=device, on_wait=on_wait)
     software, unusable = _software(machine, made)
     facts, best = _best_fit(made, machine.facts, software)
     if best.matches:
@@ -49,7 +50,8 @@ def check_profile(
     best = replace(best, problems=(*best.problems, *unusable, *accelerators))
     if made.task.framework not in software:
         return best
-    choice = measured_choice(facts)
+    own = {name: software[name] for name in made.software if name in software}
+    choice = measured_choice(with_remembered_measurements(facts, own | software))
     instead = f"apply_profile would train in {choice.policy}: {choice.reasons[0]}"
     return replace(best, instead=instead)
 

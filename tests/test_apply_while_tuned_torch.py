@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from autoprec import Recipe, apply_profile, distribute
+from autoprec.backends.protocol import Task
 from autoprec.backends.shared import worker_process
+from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.dtypes import Policy
 from autoprec.profiles import save_profile
 from autoprec.workers.client import Worker, WorkerSettings
@@ -113,7 +115,7 @@ def test_whatever_is_applied_is_applied_to_nothing(kind: str, tmp_path: Path) ->
     precision = apply_profile(given, model=model, optimizer=optimizer)
     assert precision.policy is Policy.FLOAT32
     known = kind not in ("off", "missing")
-    assert (precision.batch_size, precision.accumulation_steps) == ((4, 2) if known else (32, 1))
+    assert (precision.batch_size, precision.accumulation_steps) == (8 if known else 32, 1)
     assert distribute(given, model) is model
     assert len(worker_process.notes()) == (2 if kind == "missing" else 1)
 
@@ -136,3 +138,37 @@ def test_a_recipe_in_force_is_not_undone() -> None:
         applied.forward(torch.randn(8, 8))
     assert torch.bfloat16 in inner
     applied.restore()
+
+
+@pytest.mark.usefixtures("in_worker")
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_step_that_calls_the_scripts_own_precision_trains_the_tunings_model(
+    is_trained: bool,
+) -> None:
+    """A teacher of the same form, which the script does not train, stays itself."""
+
+    def build_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    mine = build_model()
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1) if is_trained else None
+    precision = apply_profile("not_yet.profile.yaml", model=mine, optimizer=optimizer)
+    before = [each.clone() for each in mine.parameters()]
+
+    def training_step(model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(precision.forward(x) + 0.0 * model(x), y)
+
+    def build_data(batch_size: int) -> Any:
+        x = torch.arange(4.0 * batch_size).view(batch_size, 4) / batch_size
+        return [(x, x[:, :1])] * 9
+
+    given = Task("task.py", build_model, build_data, training_step=training_step)
+    tracer = TorchBackend().tracer(given, device="cpu", seed=0, report=lambda *_: None)
+    losses = tracer.reference(batch_size=8, steps=8, checkpoints=(0, 2)).losses
+    assert len(set(losses)) == (8 if is_trained else 1)
+    rounded = tracer.trajectory(recipe=BFLOAT16, seed=0, steps=8).losses
+    assert rounded != losses
+    assert rounded == pytest.approx(losses, rel=0.05)
+    assert all(map(torch.equal, mine.parameters(), before))
+    assert torch.equal(precision.forward(torch.ones(1, 4)), mine(torch.ones(1, 4)))

@@ -60,7 +60,7 @@ LAYERS = {
         *("profile_selection", "probing", "tuning", "workers", "backends", "hardware", "core"),
         *("errors", *FILES),
     },
-    "probing": {"backends", "hardware", "core", "errors", *FILES},
+    "probing": {"workers", "backends", "hardware", "core", "errors", *FILES},
     "api": {
         *("applying", "reports", "tracking", "verifying", "probing", "reporting", "fleet"),
         "tuning",

@@ -16,7 +16,9 @@ from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.speed.contention import Usage
 from autoprec.probing import measure_device
+from autoprec.workers.cpu_contention import ProcessorUsage
 
 HERE = Fingerprint(DeviceKind.CPU, "a-family", "A CPU", 16, core_quota=2.0, partition="")
 MEASURED = Measurements(
@@ -87,6 +89,25 @@ def test_a_timing_refuses_nothing_that_an_earlier_one_found_faster(
     assert faster.recommended is Policy.MIXED_FLOAT16
     assert slow.recommended is Policy.FLOAT32
     assert Policy.MIXED_FLOAT16 in slow.policies
+
+
+@pytest.mark.parametrize(
+    ("usage", "kept"),
+    [(Usage(0.1, 0.1), True), (Usage(0.6, 0.0), False), (Usage(0.2, 0.7), True), (None, True)],
+    ids=["quiet", "crowded", "on other processors", "unknown"],
+)
+def test_what_other_processes_disturbed_is_told_and_not_remembered(
+    usage: Usage | None, kept: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, gpu = device_of_family("amd-zen5"), device_of_family("nvidia-a100")
+    monkeypatch.setattr("autoprec.backends.shared.matmul_timing.measure", lambda *_: MEASURED)
+    monkeypatch.setattr(ProcessorUsage, "usage", lambda *_: usage)
+    said = [note for note in measure_device(device, SOFTWARE).notes if "other processes" in note]
+    told = [each.partition(" of the")[0] for each in said]
+    assert told == ([] if kept else ["other processes used 60%"])
+    assert (measurement_cache.recall(device.fingerprint, SOFTWARE)[0] is not None) is kept
+    measure_device(gpu, SOFTWARE)
+    assert measurement_cache.recall(gpu.fingerprint, SOFTWARE)[0] is not None
 
 
 @pytest.mark.parametrize(

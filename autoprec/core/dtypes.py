@@ -8,6 +8,7 @@ named as in Keras. Short forms ("bf16", "fp16-mixed", "fp32") are accepted by `P
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -113,20 +114,35 @@ class Policy(StrEnum):
         return self.compute_dtype in (DType.BFLOAT16, DType.FLOAT16)
 
     def name_with(self, weights_in: str) -> str:
-        """Name the policy for a model; what has only 16-bit weights is no float32.
+        """Name the policy for a model; what computes in 16 bits by itself is no float32.
 
-        `weights_in` is their dtype, empty if the model is a common one.
+        `weights_in` is the dtype it does that in, empty if the model is a common one.
         """
-        return f"{weights_in} weights" if weights_in and self is Policy.FLOAT32 else self.value
+        return f"own {weights_in}" if weights_in and self is Policy.FLOAT32 else self.value
 
     def compute_dtype_with(self, weights_in: str) -> DType:
-        """Return the dtype matrix products run in if the weights are kept in `weights_in`."""
+        """Return the dtype matrix products run in if the model's own is `weights_in`."""
         return DType(weights_in) if weights_in and self is Policy.FLOAT32 else self.compute_dtype
 
     @property
     def needs_loss_scale(self) -> bool:
         """Return whether gradients can underflow in the compute dtype unless the loss is scaled."""
         return self is Policy.MIXED_FLOAT16
+
+
+def own_precision(weights: Iterable[tuple[str, int, bool]]) -> str:
+    """Return the 16-bit dtype that a model uses its weights in by itself; empty where in none.
+
+    `weights` are the dtype of each, its number of elements, and whether it trains. It is the dtype
+    of all that train, or of most elements, frozen ones too.
+    """
+    found = list(weights)
+    trained = {dtype for dtype, _, trains in found if trains}
+    for low in (DType.BFLOAT16.value, DType.FLOAT16.value):
+        most = 2 * sum(n for dtype, n, _ in found if dtype == low) > sum(n for _, n, _ in found)
+        if most or trained == {low}:
+            return low
+    return ""
 
 
 _COMPUTE = {

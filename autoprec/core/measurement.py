@@ -120,7 +120,7 @@ class TaskFacts:
     with its share (empty: none does, or none was timed). `low_precision` names what is not
     plain float32 without any recipe, empty if there is nothing: 16-bit or float64 weights,
     an autocast of the model's own, rounded float32 products; `weights_in` is the 16-bit dtype
-    of all trained weights, empty if they have none in common; `uses_tf32` says that those
+    that it then computes in mostly, empty if in none; `uses_tf32` says that those
     products are TF32; `convolutions_in` is what float32's convolutions may be rounded to, empty
     if there are none or nothing rounds them; `compiled` says that the model compiles its
     step itself;

@@ -35,7 +35,7 @@ _NO_SETTINGS = ("policy", "batch_size")
 def describe_recipe(recipe: Recipe, weights_in: str = "") -> str:
     """Describe a recipe completely: "mixed_bfloat16, batch 64, compiled, head in float32".
 
-    `weights_in` is the dtype of the model's weights if they are 16-bit: they are no float32.
+    `weights_in` is the dtype that the model computes in by itself if that is 16-bit: no float32.
     """
     parts = [
         recipe.policy.name_with(weights_in),

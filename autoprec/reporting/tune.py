@@ -194,7 +194,7 @@ def _trial_line(event: TrialFinished, speeds: bool, weights_in: str) -> str:
 def trials_table(outcomes: tuple[Outcome, ...], speeds: bool, weights_in: str = "") -> Table:
     """Tabulate the trials, fastest first; without `speeds`, leave out all timings.
 
-    `weights_in` is the dtype of the model's weights if they are 16-bit.
+    `weights_in` is the 16-bit dtype that the model computes in by itself.
     """
     base = outcomes[0].rate if outcomes else 0.0
     order = sorted(outcomes, key=lambda o: -o.rate) if speeds else outcomes

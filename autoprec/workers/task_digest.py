@@ -3,7 +3,8 @@
 A digest that changes with anything else would throw away trials that still hold. Of each module
 counts what runs when it is imported, and those of its functions and classes that the task reaches
 by their names: a training loop that the task does not use may change. Comments and layout do not
-count, nor do lines that only use autoprec (see autoprec_lines.py).
+count, nor do lines that only use autoprec (see autoprec_lines.py). In a script the batch does not,
+which a profile gives once it is applied: what was captured tells it.
 
 Where names do not tell what is reached (a module that is passed on, `globals()`, a decorator that
 may register what it decorates), everything of that module counts.
@@ -71,7 +72,7 @@ def source_digest(source: TaskSource, fingerprint: str = "") -> str:
         return task_digest(source.path)
     roots = () if source.function is None else (source.function,)
     try:
-        reached = _Reached(source.path, roots, as_main=source.script)
+        reached = _Reached(source.path, roots, as_main=source.script, with_batch=not fingerprint)
         code = _hash(source.path, list(reached.code()))
     except (RecursionError, MemoryError):
         code = whole_digest(source.path)
@@ -111,9 +112,15 @@ class _Reached:
     """The part of a task's code that counts, file by file."""
 
     def __init__(
-        self, path: Path, roots: tuple[str, ...] = _ROOTS, *, as_main: bool = False
+        self,
+        path: Path,
+        roots: tuple[str, ...] = _ROOTS,
+        *,
+        as_main: bool = False,
+        with_batch: bool = True,
     ) -> None:
-        self._path, self._top, self._as_main = path, path.parent, as_main
+        self._path, self._top = path, path.parent
+        self._as_main, self._with_batch = as_main, with_batch
         self._modules: dict[Path, _Module | None] = {}
         self._followed: set[tuple[Path, tuple[str, ...]]] = set()
         self._waiting: list[tuple[Path, tuple[str, ...]]] = []
@@ -138,6 +145,7 @@ class _Reached:
             tree = parsed(file)
             module = None
             if tree is not None:
+                tree = tree if self._with_batch else _WithoutBatch().visit(tree)
                 task = file == self._path
                 as_main = self._as_main and task
                 module = _Module(tree, file, self._top, task=task and not as_main, as_main=as_main)
@@ -260,6 +268,18 @@ class _Module:
         plain = bool(homes) and all(home in _PLAIN_DECORATORS for home in homes)
         builtin = name in ("property", "staticmethod", "classmethod")
         return "library" in name or not (plain or builtin)
+
+
+class _WithoutBatch(ast.NodeTransformer):
+    """Leaves the batch out of calls: `batch_size=...`, and what `.batch(...)` is given first."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Look into a call."""
+        self.generic_visit(node)
+        node.keywords = [each for each in node.keywords if each.arg != "batch_size"]
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "batch":
+            node.args = node.args[1:]
+        return node
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

@@ -152,29 +152,53 @@ def test_a_profile_of_a_framework_that_is_not_installed_does_not_fit(
     assert ("made with torch 2.13.0, which is not installed here" in err) == bool(expected)
 
 
-@pytest.mark.parametrize(("ratio", "policy"), [(None, "float32"), (3.0, "mixed_bfloat16")])
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Have both frameworks on another CPU, on which some have timed bfloat16, so fast."""
+    recorded = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
+    versions = {"torch": "2.13.0", "tensorflow": "2.21.0", "keras": "3.15.1"}
+    frameworks = tuple(FrameworkFact(*each) for each in versions.items())
+    seen = observe(RecordedMachine(read_recording(recorded)))
+    seen = replace(seen, frameworks=frameworks)
+    monkeypatch.setattr(probing, "observe", lambda **_: seen)
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+
+    def remember(**ratios: float) -> None:
+        here = api.device_fingerprint()
+        for name, ratio in ratios.items():
+            rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: 100.0 * ratio}
+            products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates.items())
+            known = Measurements(name, products)
+            measurement_cache.remember(
+                measurement_cache.TimedDevice(here, name, versions[name], known)
+            )
+
+    return remember
+
+
+@pytest.mark.parametrize(
+    ("ratios", "framework", "policy"),
+    [
+        ({}, "torch", "float32"),
+        ({"torch": 3.0}, "torch", "mixed_bfloat16"),
+        ({"torch": 3.0, "tensorflow": 0.5}, "keras", "float32"),
+        ({"torch": 0.5, "tensorflow": 3.0}, "keras", "mixed_bfloat16"),
+        ({"torch": 3.0}, "keras", "mixed_bfloat16"),
+    ],
+)
 def test_what_does_not_fit_is_told_with_what_is_done_instead(
     profile: Path,
     run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    ratio: float | None,
+    timed: Callable[..., None],
+    ratios: dict[str, float],
+    framework: str,
     policy: str,
 ) -> None:
     """By the catalogue bfloat16 would be native here; only a measurement makes it the fallback."""
-    recorded = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
-    seen = observe(RecordedMachine(read_recording(recorded)))
-    seen = replace(seen, frameworks=(FrameworkFact("torch", "2.13.0"),))
-    monkeypatch.setattr(probing, "observe", lambda **_: seen)
-    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
-    if ratio is not None:
-        rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: 100.0 * ratio}
-        products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates.items())
-        here = api.device_fingerprint()
-        measurement_cache.remember(
-            measurement_cache.TimedDevice(here, "torch", "2.13.0", Measurements("torch", products))
-        )
-    change(profile, task__framework="torch", device__fingerprint__family="ibm-power10")
+    timed(**ratios)
+    used = {"torch": "2.13.0"} if framework == "torch" else {"tensorflow": "2.21.0"}
+    family = "ibm-power10"
+    change(profile, task__framework=framework, software=used, device__fingerprint__family=family)
     code, _, err = run(profile)
     assert code == 4
     assert "Run `autoprec tune model.py` here" in err

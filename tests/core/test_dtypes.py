@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.dtypes import DType, Policy
+from autoprec.core.dtypes import DType, Policy, own_precision
 from autoprec.errors import UsageError
 
 
@@ -89,3 +89,20 @@ def test_the_limits_are_those_of_the_formats():
         limits = dtype.limits
         exponent_bits = (limits.max_exponent + 1).bit_length()
         assert limits.bits == 1 + exponent_bits + limits.mantissa_bits
+
+
+@pytest.mark.parametrize(
+    ("weights", "own"),
+    [
+        ([("float32", 9, True)], ""),
+        ([("bfloat16", 9, True)], "bfloat16"),
+        ([("float16", 9, True), ("float32", 4, True)], "float16"),  # norms in float32, as in CLIP
+        ([("bfloat16", 9, False), ("float32", 1, True)], "bfloat16"),  # adapters
+        ([("bfloat16", 1, True), ("float32", 9, False)], "bfloat16"),  # all that train
+        ([("bfloat16", 4, True), ("float32", 9, True)], ""),
+        ([("bfloat16", 4, True), ("float16", 4, True)], ""),
+        ([], ""),
+    ],
+)
+def test_a_model_is_in_16_bits_where_most_weights_are_or_all_that_train(weights, own):
+    assert own_precision(weights) == own

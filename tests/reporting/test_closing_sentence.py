@@ -85,14 +85,13 @@ def test_a_loader_slower_than_the_step_is_told_first() -> None:
     )
 
 
-def test_a_baseline_of_16_bit_weights_is_not_called_float32() -> None:
+def test_a_baseline_in_16_bits_is_not_called_float32() -> None:
     profile = made(WINNER, 1.06)
     base = replace(profile.evidence.baseline, weights_in="bfloat16")
     evidence = replace(profile.evidence, baseline=base)
     said = closing_sentence(replace(profile, evidence=evidence))
     assert (
-        "1.06x (0.96-1.16, 6 rounds) the samples/s of the model as it is, whose weights are "
-        "bfloat16, batch 32"
+        "1.06x (0.96-1.16, 6 rounds) the samples/s of the model as it is, in bfloat16, batch 32"
     ) in said
     assert "float32" not in said
 
@@ -112,11 +111,11 @@ def test_settings_of_a_model_in_16_bits_are_not_called_float32_with_them() -> No
     evidence = replace(profile.evidence, baseline=base, chosen=chosen)
     profile = replace(profile, evidence=evidence)
     said = closing_sentence(profile)
-    assert "bfloat16 weights, batch 64, memory kept: 1.30x" in said
+    assert "own bfloat16, batch 64, memory kept: 1.30x" in said
     assert "50% of this device's measured bfloat16 peak" in said
     assert "float32" not in said
     assert part_lines(profile)[0].startswith(
-        "  batch: 1.20x (1.19-1.21, 6 rounds): bfloat16 weights, batch 64, memory kept over "
+        "  batch: 1.20x (1.19-1.21, 6 rounds): own bfloat16, batch 64, memory kept over "
     )
 
 

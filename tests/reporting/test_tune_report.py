@@ -86,8 +86,8 @@ def test_nothing_is_called_float32_where_the_weights_are_16_bit() -> None:
         TrialFinished(0, Recipe(batch_size=32), plain, 1000.0, 1000.0),
         Judged(Recipe(batch_size=32), "equal", "it is the reference"),
     )
-    assert "trial  1  bfloat16 weights, batch 32" in text
-    assert "bfloat16 weights: equal: it is the reference" in text
+    assert "trial  1  own bfloat16, batch 32" in text
+    assert "own bfloat16: equal: it is the reference" in text
     assert "float32" not in text
     console = Console(file=io.StringIO(), width=120)
     console.print(trials_table((plain,), True, "bfloat16"))

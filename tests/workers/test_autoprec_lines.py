@@ -77,6 +77,30 @@ ADDED: dict[str, tuple[tuple[str, str], ...]] = {
         (IMPORT, IMPORT + "from autoprec.integrations.lightning import plugin\n"),
         ("    return Trainer(4).model", "    return Trainer(4, plugins=[plugin('p.yaml')]).model"),
     ),
+    "a plugin in what is bound, alone": (
+        (IMPORT, IMPORT + "from autoprec.integrations.lightning import plugin\n"),
+        ("lr=0.1)", "lr=0.1, plugins=plugin('p.yaml'))"),
+    ),
+    "a plugin under a name": (
+        (IMPORT, IMPORT + "from autoprec.integrations import lightning as of\n"),
+        (
+            MADE,
+            "        precision = of.plugin('p.yaml')\n"
+            + MADE.replace("lr=0.1)", "lr=0.1, plugins=[precision])"),
+        ),
+    ),
+    "by the module's whole name": (
+        (IMPORT, IMPORT + "import autoprec.integrations.transformers\n"),
+        (MADE, f"{MADE}        autoprec.integrations.transformers.apply(self, 'p.yaml')\n"),
+    ),
+    "by the module's other name": (
+        (IMPORT, IMPORT + "import autoprec.integrations.accelerate as to\n"),
+        (MADE, f"{MADE}        self.precision = to.bind(self, 'p.yaml')\n"),
+    ),
+    "over ranks": (
+        (IMPORT, IMPORT + "from autoprec import distribute\n"),
+        (MADE, "        self.model = distribute('p.yaml', self.model)\n" + MADE),
+    ),
     "in a method": (
         (IMPORT, "import autoprec as ap\n" + IMPORT),
         (MADE, f"{MADE}        self.precision = {APPLY}\n"),
@@ -104,6 +128,18 @@ ADDED: dict[str, tuple[tuple[str, str], ...]] = {
     "as a test decides": (
         (IMPORT, "import autoprec as ap\n" + IMPORT),
         (MADE, f"{MADE}        self.precision = {APPLY} if torch.cuda.is_available() else None\n"),
+    ),
+    "only where a test says so": (
+        (IMPORT, "import autoprec as ap\n" + IMPORT),
+        (
+            MADE,
+            f"{MADE}        self.precision: object = None\n        if torch.cuda.is_available():\n"
+            f"            self.precision = {APPLY}\n",
+        ),
+    ),
+    "global": (
+        (IMPORT, "import autoprec as ap\n" + IMPORT),
+        (MADE, f"        global precision\n{MADE}        precision = {APPLY}\n"),
     ),
     "where it may fail": (
         (IMPORT, "import autoprec as ap\n" + IMPORT),
@@ -134,6 +170,24 @@ ADDED: dict[str, tuple[tuple[str, str], ...]] = {
         ("class Trainer:", TOP + "\nclass Trainer:"),
         ("def step(", "@precision.autocast()\ndef step("),
         ("    def scores(", "    @precision.autocast()\n    def scores("),
+    ),
+    "around lines, or nothing": (
+        (IMPORT, "from contextlib import nullcontext\nimport autoprec as ap\n" + IMPORT),
+        ("class Trainer:", TOP + "\nclass Trainer:"),
+        (
+            "    outputs = model(inputs)\n",
+            "    with precision.autocast() if precision else nullcontext():\n"
+            "        outputs = model(inputs)\n",
+        ),
+    ),
+    "around lines, under a name": (
+        (IMPORT, "import autoprec as ap\n" + IMPORT),
+        ("class Trainer:", TOP + "\nclass Trainer:"),
+        (
+            "    outputs = model(inputs)\n",
+            "    context = precision.autocast()\n    with context:\n"
+            "        outputs = model(inputs)\n",
+        ),
     ),
     "around lines, beside others": (
         (IMPORT, "import autoprec as ap\n" + IMPORT),
@@ -174,6 +228,18 @@ def test_lines_that_integrate_a_profile_do_not_count_and_all_others_do(added, di
     for change in CHANGES:
         assert digest(changed(integrated, change)) == digest(changed(TRAIN, change))
         assert digest(changed(integrated, change)) != digest(TRAIN)
+
+
+def test_what_else_has_the_name_of_a_result_counts(digest) -> None:
+    measured = ("class Trainer:", "precision = 0.5\nclass Trainer:")
+    given = ("    outputs = model(inputs)\n", "    outputs = model(inputs) * precision\n")
+    integrated = (IMPORT, "import autoprec as ap\n" + IMPORT), (MAIN, f"{MAIN}    {TOP}")
+    script = changed(TRAIN, measured, given, *integrated)
+    assert digest(script) == digest(changed(TRAIN, measured, given))
+    assert digest(script) != digest(changed(script, ("= 0.5", "= 0.6")))
+    whole = changed(TRAIN, (IMPORT, "from autoprec import distribute\n" + IMPORT))
+    other = changed(whole, (MADE, f"{MADE}        self.shared = distribute('p', self.model)\n"))
+    assert digest(other) != digest(whole)
 
 
 def test_of_two_statements_in_a_line_the_users_own_counts(digest) -> None:

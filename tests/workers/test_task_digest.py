@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.workers.task_digest import task_digest, whole_digest
+from autoprec.workers.task_digest import source_digest, task_digest, whole_digest
+from autoprec.workers.task_source import TaskSource
 
 GOOD = """
 def build_model():
@@ -359,3 +360,29 @@ def test_what_it_trains_in_today_changes_nothing_unless_the_task_reads_it(write)
     read = GOOD.replace("object()", "BASELINE")
     first = task_digest(write('BASELINE = "bf16"\n' + read))
     assert task_digest(write('BASELINE = "fp16"\n' + read)) != first
+
+
+FITS = """
+import keras
+
+BATCH = 32
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+data = keras.datasets.boston_housing.load_data()
+model.fit(*data.batch(BATCH), batch_size=BATCH, epochs=2)
+"""
+
+
+def test_the_batch_of_a_script_is_what_was_captured(write) -> None:
+    def digest(text: str, batch: str) -> str:
+        return source_digest(TaskSource(write(text, "train.py"), script=True), batch)
+
+    applied = FITS.replace("BATCH = 32", "BATCH = 32\nprecision = apply_profile('a.yaml')")
+    applied = applied.replace("(BATCH)", "(precision.batch_size)")
+    applied = applied.replace("batch_size=BATCH", "batch_size=precision.batch_size")
+    applied = applied.replace(
+        "import keras\n", "import keras\nfrom autoprec import apply_profile\n"
+    )
+    assert digest(applied, "32") == digest(FITS, "32") != digest(FITS, "64")
+    assert digest(FITS.replace("epochs=2", "epochs=3"), "32") != digest(FITS, "32")
+    assert digest(applied, "") != digest(FITS, "")

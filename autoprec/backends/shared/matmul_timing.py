@@ -109,6 +109,18 @@ def timing_framework(kind: DeviceKind, frameworks: Collection[str]) -> str | Non
     return next((name for name in _FRAMEWORKS_OF_KIND[kind] if name in frameworks), None)
 
 
+def timing_software(
+    kind: DeviceKind, installed: Mapping[str, str], used: Collection[str]
+) -> Mapping[str, str]:
+    """Return the software whose timings of products count for a task that uses some of it.
+
+    That is the task's own, where it can time products: another framework may have other kernels.
+    `installed` maps names to versions.
+    """
+    own = {name: version for name, version in installed.items() if name in used}
+    return own if timing_framework(kind, own) else installed
+
+
 #: The slowest last, so that running out of time loses least.
 _TIMING_ORDER = (DType.FLOAT32, DType.TF32, DType.BFLOAT16, DType.FLOAT16)
 

@@ -33,6 +33,7 @@ from autoprec.backends.torch.apply.rank_agreement import (
     set_reduction,
     unproven,
 )
+from autoprec.backends.torch.apply.stepping_model import is_copy, stepping_model
 from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.devices import resolve_device
 from autoprec.backends.torch.watch.watch import Watch, why_unwatchable
@@ -218,8 +219,20 @@ class TorchSurgeon:
 class IdlePrecision(Precision):
     """The `Precision` of a script that a tuning imports, and whose model the tuning trains.
 
-    It leaves autocast as it finds it: a recipe that is being measured may have set it.
+    It leaves autocast as it finds it: a recipe that is being measured may have set it. Where it was
+    given the script's optimizer, the copy of its model that takes a step is called in its place.
     """
+
+    _seen: tuple[Callable[[], nn.Module | None], bool] = (lambda: None, False)  # if it is a copy
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model that the tuning trains now, or else the script's."""
+        now = stepping_model()
+        if now is None or not self.optimizers:
+            return self._model(*args, **kwargs)
+        if self._seen[0]() is not now:
+            self._seen = (weakref.ref(now), is_copy(now, self._model))
+        return (now if self._seen[1] else self._model)(*args, **kwargs)
 
     def _opened(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
         """Return an empty context."""

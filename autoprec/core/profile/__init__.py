@@ -107,9 +107,10 @@ class DeviceRecord:
 class Baseline:
     """Plain float32 as the user would run it.
 
-    `weights_in` is the dtype of the task's own weights, where all it trains are 16-bit and the
-    baseline is no float32 at all; else empty. `convolutions_in` is what its convolutions ran in
-    where that is less than float32, as PyTorch does by default where a GPU has TF32; else empty.
+    `weights_in` is the 16-bit dtype that the task computes in by itself: its weights are kept in
+    it, or it opens an autocast, so that the baseline is no float32; else empty. `convolutions_in`
+    is what its convolutions ran in where that is less than float32, as PyTorch does by default
+    where a GPU has TF32; else empty.
     `exposed_communication` is the share of its step that waits for gradients of other ranks (None:
     one process trains, or that was not measured).
     """
@@ -128,7 +129,7 @@ class Baseline:
     def title(self) -> str:
         """Name what it computes in; a model in 16 bits is not called float32."""
         if self.weights_in:
-            return f"the model as it is, whose weights are {self.weights_in}"
+            return f"the model as it is, in {self.weights_in}"
         if self.convolutions_in:
             return f"{self.policy.value} (convolutions in {self.convolutions_in})"
         return self.policy.value

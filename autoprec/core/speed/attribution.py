@@ -97,7 +97,7 @@ def attribute_speedup(
     """Return the parts of the speed-up of `recipe` over `plain`.
 
     `rates` are the rounds' rates by the recipes' keys. What was switched off together, because a
-    recipe in between did not run, is one part. `weights_in` is the dtype of 16-bit weights.
+    recipe in between did not run, is one part. `weights_in` is the model's own 16-bit dtype.
     """
     found: list[Part] = []
     names: list[str] = []

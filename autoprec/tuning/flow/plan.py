@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from autoprec.backends.shared.matmul_timing import timing_software
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
@@ -15,6 +16,7 @@ from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.step_bounds import Plan, estimate_steps, explain_expectation, plan_memory
+from autoprec.measurement_cache import with_remembered_measurements
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.flow.preflight import (
     describe,
@@ -62,6 +64,8 @@ def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Pl
             refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
         refuse_absent_tf32(job, device)
         task = describe(alone, runner)
+    software = timing_software(device.kind, job.target.software, task.software)
+    device = with_remembered_measurements(device, software)
     made = plan_for(job, task, device, figures(device))
     never = untrainable_reason(loaded, device.kind)
     return replace(made, refusal=never, expectation=()) if never else made

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoprec.backends import registry
-from autoprec.backends.shared.matmul_timing import timing_framework
+from autoprec.backends.shared.matmul_timing import timing_software
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind
@@ -53,15 +53,13 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
 def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts:
     """Time the device's matrix products, once for a device and version of its framework.
 
-    It is the task's framework that times them, where it can: another may have other kernels. Where
-    the time limit leaves no time for that, they stay unknown, for this time.
+    Where the time limit leaves no time for that, they stay unknown, for this time.
     """
     facts = study.recall("facts", DeviceFacts)
     if facts is not None:
         return facts
-    known, software = job.target.facts, job.target.software
-    own = {name: version for name, version in software.items() if name in task.software}
-    software = own if timing_framework(known.kind, own) else software
+    known = job.target.facts
+    software = timing_software(known.kind, job.target.software, task.software)
     facts = with_remembered_measurements(known, software)
     if not facts.measured_on and job.deadline.passed(DESCRIPTION_SHARE):
         job.listener(Note("the time limit left no time to time this device's matrix products"))

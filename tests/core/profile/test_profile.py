@@ -93,7 +93,7 @@ def test_its_repr_is_one_line_and_its_html_escapes_what_comes_from_elsewhere():
     )
     base = replace(evidence.baseline, weights_in="float16")
     low = replace(profile, evidence=replace(evidence, baseline=base))
-    assert "the samples/s of the model as it is, whose weights are float16, batch 32" in repr(low)
+    assert "the samples/s of the model as it is, in float16, batch 32" in repr(low)
     shown = profile._repr_html_()
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown

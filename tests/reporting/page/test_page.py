@@ -213,8 +213,8 @@ def test_the_headline_of_a_model_in_16_bits_compares_with_no_float32() -> None:
     profile = won()
     base = replace(profile.evidence.baseline, weights_in="bfloat16")
     text = Reader(report(won(baseline=base))).text
-    assert "over the model as it is, whose weights are bfloat16, batch 64" in text
-    assert "the samples/s of the model as it is, whose weights are bfloat16, batch 512" in text
+    assert "over the model as it is, in bfloat16, batch 64" in text
+    assert "the samples/s of the model as it is, in bfloat16, batch 512" in text
     plain = replace(PLAIN_FLOAT32.evidence, baseline=base)
     said = Reader(report(replace(PLAIN_FLOAT32, evidence=plain))).text
     assert "the model is kept as it is" in said

@@ -126,7 +126,7 @@ def test_what_is_kept_of_such_a_task_is_no_float32_either(inconclusive: str) -> 
     result = with_confirmation(on_device(found()), inconclusive=inconclusive)
     low = replace(result.preflight, task=replace(TASK, weights_in="bfloat16"))
     said = profile_of(replace(result, preflight=low)).evidence.reason
-    kept = "too wide; the model is kept as it is" if inconclusive else "bfloat16 weights at batch"
+    kept = "too wide; the model is kept as it is" if inconclusive else "own bfloat16 at batch"
     assert kept in said
     assert "float32 " not in said
 

@@ -225,9 +225,9 @@ def test_of_a_model_in_16_bits_no_part_is_over_float32(
     search = replace(search, trials=replace(search.trials, task=low))
     result = confirmed(search, [proven(KEPT)])
     assert [part.against for part in result.waterfall] == [
-        "bfloat16 weights, batch 64, memory kept",
-        "bfloat16 weights, batch 32, memory kept",
-        "bfloat16 weights, batch 32",
+        "own bfloat16, batch 64, memory kept",
+        "own bfloat16, batch 32, memory kept",
+        "own bfloat16, batch 32",
     ]
 
 

@@ -9,6 +9,7 @@ layers with 16-bit weights, quantised ones and those without floating arithmetic
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.nested_outputs import to_float32
 from autoprec.backends.keras.apply.preprocessing_layers import input_preparing_layers
 from autoprec.backends.keras.dtypes import dtype_name, is_low
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import Policy, own_precision
 
 #: Keras's policy names for ours: TF32 is a mode of float32 arithmetic, not a Keras policy.
 _NAMES = {
@@ -247,7 +248,7 @@ def unreached(
 
 
 def low_precision(units: Sequence[LayerUnit]) -> str:
-    """Say what in the model is no float32 before anything was applied; empty if nothing is."""
+    """Say what in the model is no float32 under a float32 recipe; empty if nothing is."""
     found: dict[str, list[str]] = {}
     for unit in units:
         policy = effective_policy(unit.layer)
@@ -257,15 +258,30 @@ def low_precision(units: Sequence[LayerUnit]) -> str:
             found.setdefault("16-bit weights", []).append(unit.path or "the model")
         elif dtype_name(policy.compute_dtype) == "float64":
             found.setdefault("policy float64", []).append(unit.path or "the model")
-        elif is_low(policy.compute_dtype):
+        elif is_low(policy.compute_dtype) and policy.name not in _CHANGEABLE_POLICIES:
             found.setdefault(f"policy {policy.name}", []).append(unit.path or "the model")
     return "; ".join(f"{what}: {_first_few(paths)}" for what, paths in found.items())
 
 
+def replaced_policies(units: Sequence[LayerUnit]) -> list[str]:
+    """Say that mixed policies of the model's own give way to every recipe's, float32's too."""
+    found: dict[str, list[str]] = {}
+    for unit in units:
+        policy = effective_policy(unit.layer)
+        if is_low(policy.compute_dtype) and policy.name in _CHANGEABLE_POLICIES:
+            found.setdefault(policy.name, []).append(unit.path or "the model")
+    return [
+        f"the model sets {name} itself ({_first_few(paths)}). Every recipe has its own policy in "
+        f"place of that, float32's too: `baseline={name}` also says what is gained over it"
+        for name, paths in found.items()
+    ]
+
+
 def weights_in(model: Any) -> str:
-    """Return the 16-bit dtype of all weights that train; empty where they have none in common."""
-    found = {dtype_name(v.dtype) for v in model.trainable_variables}
-    return found.pop() if len(found) == 1 and all(map(is_low, found)) else ""
+    """Return the 16-bit dtype that the model's weights are kept in; empty where in none."""
+    return own_precision(
+        (dtype_name(each.dtype), math.prod(each.shape), each.trainable) for each in model.weights
+    )
 
 
 def _own_variables(layer: Any) -> list[Any]:

@@ -29,7 +29,13 @@ from autoprec.backends.keras.apply.replicas import (
     replica_count,
 )
 from autoprec.backends.keras.apply.skipped_updates import STATE
-from autoprec.core.recipe import DEFAULT_SCALE, GROWTH_INTERVAL, LARGEST_SCALE, LossScale
+from autoprec.core.recipe import (
+    DEFAULT_SCALE,
+    GROWTH_INTERVAL,
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    LossScale,
+)
 from autoprec.errors import AutoprecWarning
 
 #: What a `ScaledOptimizer` counts, besides Keras's own scale and growth counter.
@@ -236,11 +242,15 @@ def value_of(variable: Any) -> Any:
 
 def warn_of_floor(floor: float, step: int) -> None:
     """Warn that a loss scale fell to its floor at a step, and gradients are not finite there."""
+    lower = (
+        "; if it is finite, the backward pass overflows, and a lower floor helps (loss_scale: "
+        "floor in the profile)"
+    )
     warnings.warn(
         f"the loss scale reached its floor of {floor:g} at step {step}, and gradients are not "
         "finite there. If the loss is not finite either, the forward pass overflows float16: keep "
-        "the layers that do in float32, or use mixed_bfloat16; if it is finite, the backward pass "
-        "overflows, and a lower floor helps (loss_scale: floor in the profile) (silence: "
+        "the layers that do in float32, or use mixed_bfloat16"
+        f"{lower if floor > SMALLEST_SCALE else ''} (silence: "
         "warnings.simplefilter('ignore', AutoprecWarning))",
         AutoprecWarning,
         stacklevel=3,

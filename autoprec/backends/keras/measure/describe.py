@@ -14,7 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from autoprec.backends.keras.apply.dtype_policies import low_precision, weights_in
+from autoprec.backends.keras.apply.dtype_policies import (
+    low_precision,
+    replaced_policies,
+    weights_in,
+)
 from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
 from autoprec.backends.keras.apply.mixed_precision_advice import (
     dimensions,
@@ -111,6 +115,7 @@ def _describe(
         units=tuple(_units(units, counted)),
         warnings=(
             *unused_functions(task),
+            *replaced_policies(units),
             *warnings,
             *sixteen_bit_data(given),
             *seen.warnings(),

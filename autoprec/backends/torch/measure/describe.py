@@ -40,11 +40,11 @@ from autoprec.backends.torch.measure.step_costs import (
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.batch_views import marks_of, survey
 from autoprec.backends.torch.train.task_precision import (
+    computes_in,
     low_precision,
     noted_autocasts,
     rounded_convolutions,
     rounded_products,
-    weights_in,
 )
 from autoprec.backends.torch.train.task_runner import (
     build_model,
@@ -137,7 +137,7 @@ def _facts_of_model(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     device_type: str,
-    autocasts: set[str],
+    autocasts: Mapping[str, torch.dtype],
     nominal: int,
     samples: int,
 ) -> TaskFacts:
@@ -159,7 +159,7 @@ def _facts_of_model(
         convolutions_in=rounded_convolutions(device_type) if convolves else "",
         uses_tf32=rounded_products(device_type) == "TF32",
         low_precision=low_precision(model, autocasts, device_type),
-        weights_in=weights_in(model),
+        weights_in=computes_in(model, autocasts),
         threads=torch.get_num_threads(),
         keepable_memory=device_type == "cpu" and can_keep_freed_memory(),
         float8_layers=float8_layers(model),

@@ -1,9 +1,7 @@
 """Counts a step's floating-point operations, with formulas where torch's own are wrong or missing.
 
-torch.utils.flop_counter knows matrix products, convolutions and CUDA's attention kernels. It counts
-as 0 what else runs as one operator: the CPU's fused attention, whole recurrent layers, bilinear
-forms, quantised layers, products with a vector. Of a convolution in groups it counts the weights'
-gradient once too often for each group, of a sparse matrix all its zeros, and complex numbers as
+torch.utils.flop_counter knows matrix products, convolutions and CUDA's attention kernels;
+flop_formulas.py has what it lacks. Of a sparse matrix it counts all zeros, and complex numbers as
 real ones. A multiply-add is two operations, of complex numbers eight. Each is counted once: for the
 module whose own code ran it.
 """
@@ -12,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +18,9 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    conv_flop_count,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode
+
+from autoprec.backends.torch.measure.flop_formulas import formulas
 
 #: Whose operations no module does itself; no module has such a path.
 OUTSIDE = "."
@@ -37,145 +31,8 @@ _TOTAL = "Global"
 #: How many products of real numbers make a complex one.
 _REAL_PRODUCTS = 4
 
-#: Operators each of whose results is a product of a row of their first operand with a column.
-_ROW_PRODUCTS = (
-    *("aten.mv", "aten.dot", "aten.vdot", "aten._int_mm", "aten._weight_int8pack_mm"),
-    *("aten._weight_int4pack_mm", "aten._weight_int4pack_mm_for_cpu", "quantized.linear"),
-    *("quantized.linear_relu", "quantized.linear_dynamic", "quantized.linear_relu_dynamic"),
-    *("quantized.linear_dynamic_fp16", "quantized.linear_relu_dynamic_fp16"),
-)
-
 #: The number of a backward pass where none runs.
 _NO_BACKWARD = -1
-
-
-def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Count two products, scores and values, as dense, whatever the mask."""
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-
-def _attention_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
-) -> int:
-    return int(
-        sdpa_backward_flop_count(grad_out, query, key, value)  # type: ignore[no-untyped-call]
-    )
-
-
-def _convolution_backward(
-    grad_out: Any,
-    inputs: Any,
-    weight: Any,
-    _bias: Any,
-    _stride: Any,
-    _padding: Any,
-    _dilation: Any,
-    transposed: bool,
-    _output_padding: Any,
-    _groups: int,
-    output_mask: Any,
-    **kwargs: Any,
-) -> int:
-    """Count the forward pass for each gradient wanted, by inputs and by weights."""
-    forward = int(conv_flop_count(inputs, weight, grad_out, transposed=transposed))
-    return forward * (bool(output_mask[0]) + bool(output_mask[1]))
-
-
-def _rnn_layer(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kwargs: Any) -> int:
-    """Count each time step's products of input and hidden state with all gates' weights."""
-    steps, batch = inputs[0], inputs[1]
-    gates, features = weight_ih
-    hidden = weight_hh[1]
-    return int(2 * steps * batch * gates * (features + hidden))
-
-
-def _rnn_layer_backward(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kw: Any) -> int:
-    """Count twice the forward pass: gradients by inputs and by weights."""
-    return int(2 * _rnn_layer(inputs, weight_ih, weight_hh))
-
-
-def _cudnn_rnn(inputs: Any, weights: Any, *args: Any, **kwargs: Any) -> int:
-    """Count a product with every matrix for each time step and sequence."""
-    matrices = sum(math.prod(shape) for shape in weights if len(shape) > 1)
-    return int(2 * math.prod(inputs[:-1]) * matrices)
-
-
-def _cudnn_rnn_backward(inputs: Any, weights: Any, *args: Any, **kwargs: Any) -> int:
-    return 2 * _cudnn_rnn(inputs, weights)
-
-
-def _row_products(rows: Any, *operands: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Count one product of a row for each result."""
-    return int(2 * math.prod(out_shape) * int(rows[-1]))
-
-
-def _row_products_added(_added: Any, rows: Any, vector: Any, *args: Any, **kwargs: Any) -> int:
-    return int(2 * math.prod(rows))
-
-
-def _products_added(_added: Any, left: Any, right: Any, *args: Any, **kwargs: Any) -> int:
-    return int(2 * math.prod(left) * int(right[-1]))
-
-
-def _trilinear(
-    one: Any,
-    two: Any,
-    three: Any,
-    expand_one: Any,
-    expand_two: Any,
-    expand_three: Any,
-    summed: Any,
-    unrolled: int = 1,
-    **kwargs: Any,
-) -> int:
-    """Count two products, of the first two factors and of the result with the third.
-
-    Each is one where it sums over a dimension; the unrolled dimension is summed one by one.
-    """
-    given = ((one, expand_one), (two, expand_two), (three, expand_three))
-    first, second, third = (_expanded(shape, axes) for shape, axes in given)
-    summed = set(summed) - {unrolled}
-    inner = summed & set(expand_three)
-    both = [max(pair) for pair in zip(first, second, strict=True)]
-    left = [1 if axis in inner else size for axis, size in enumerate(both)]
-    products = [both] if inner else []
-    products += [[max(pair) for pair in zip(left, third, strict=True)]] if summed - inner else []
-    return 2 * sum(math.prod(sizes) for sizes in products)
-
-
-def _expanded(shape: Any, axes: Any) -> list[int]:
-    """Return a shape with a dimension of one put in at each of `axes`."""
-    sizes = [int(size) for size in shape]
-    for axis in sorted(axes):
-        sizes.insert(axis, 1)
-    return sizes
-
-
-def formulas() -> dict[Any, Any]:
-    """Return formulas for the operators that torch's counter gets wrong, where they exist."""
-    wanted = {
-        "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
-        "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-        "aten.convolution_backward": _convolution_backward,
-        "aten.mkldnn_rnn_layer": _rnn_layer,
-        "aten.mkldnn_rnn_layer_backward": _rnn_layer_backward,
-        "aten._cudnn_rnn": _cudnn_rnn,
-        "aten._cudnn_rnn_backward": _cudnn_rnn_backward,
-        "aten.miopen_rnn": _cudnn_rnn,
-        "aten.miopen_rnn_backward": _cudnn_rnn_backward,
-        "aten._trilinear": _trilinear,
-        "aten.addmv": _row_products_added,
-        "aten.addbmm": _products_added,
-        "aten._sparse_addmm": _products_added,
-        **dict.fromkeys(_ROW_PRODUCTS, _row_products),
-    }
-    found = {}
-    for path, formula in wanted.items():
-        space, _, name = path.partition(".")
-        operators = getattr(torch.ops, space)
-        if hasattr(operators, name):
-            found[getattr(operators, name)] = formula
-    return found
 
 
 def _of_tensors(formula: Callable[..., int]) -> Callable[..., int]:

@@ -255,7 +255,7 @@ class TorchTrainee:
                     self.precision.backward(loss)
                 drew |= not all(map(torch.equal, before, generator_states(held)))
                 losses.append(float(loss.detach()))
-        self._autocasts |= autocasts
+        self._autocasts.update(autocasts)
         found = gradients(self.model, self.scale * len(parts))
         self.model.zero_grad(set_to_none=True)
         mean = self._mean_over_ranks(sum(losses) / len(losses))

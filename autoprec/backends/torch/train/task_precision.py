@@ -8,13 +8,14 @@ task as it is, and the report says so.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from autoprec.backends.torch.dtypes import EXACT_DTYPES, LOW_DTYPES, dtype_name
+from autoprec.core.dtypes import own_precision
 
 _PRODUCT_SETTINGS = {"cuda": "cuda.matmul", "cpu": "mkldnn.matmul"}
 """Where torch keeps how products may be rounded. Convolutions may by default: that is plain.
@@ -28,12 +29,12 @@ _REDUCED_PRECISIONS = {
 }
 
 
-def low_precision(model: nn.Module, autocasts: set[str], device_type: str) -> str:
+def low_precision(model: nn.Module, autocasts: Collection[str], device_type: str) -> str:
     """Say what in the task is not plain float32; empty where everything is."""
     return "; ".join(_found(model, autocasts, device_type))
 
 
-def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[str]:
+def _found(model: nn.Module, autocasts: Collection[str], device_type: str) -> Iterator[str]:
     low = [name for name, p in model.named_parameters() if p.dtype in LOW_DTYPES]
     if low:
         yield f"{len(low)} parameters are kept in 16 bits ({low[0]}, ...)"
@@ -55,11 +56,16 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
         )
 
 
-def weights_in(model: nn.Module) -> str:
-    """Return the 16-bit dtype of all weights that train; empty where they have none in common."""
-    found = {p.dtype for p in model.parameters() if p.requires_grad}
-    alike = len(found) == 1 and found <= set(LOW_DTYPES)
-    return dtype_name(found.pop()) if alike else ""
+def computes_in(model: nn.Module, autocasts: Mapping[str, torch.dtype]) -> str:
+    """Return the 16-bit dtype that the model computes in without a recipe; empty where in none.
+
+    Its weights are kept in it, or their modules are called under an autocast of the model's own.
+    """
+    return own_precision(
+        (dtype_name(autocasts.get(path, each.dtype)), each.numel(), each.requires_grad)
+        for path, module in model.named_modules()
+        for each in module.parameters(recurse=False)
+    )
 
 
 def rounded_products(device_type: str) -> str:
@@ -88,14 +94,14 @@ def rounded_convolutions(device_type: str) -> str:
 
 
 @contextlib.contextmanager
-def noted_autocasts(model: nn.Module, device_type: str) -> Iterator[set[str]]:
-    """Collect the modules that are called under an autocast while the context is open."""
-    found: set[str] = set()
+def noted_autocasts(model: nn.Module, device_type: str) -> Iterator[dict[str, torch.dtype]]:
+    """Collect the modules that are called under an autocast while the context is open, and its."""
+    found: dict[str, torch.dtype] = {}
 
     def note(path: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             if torch.is_autocast_enabled(device_type):
-                found.add(path)
+                found[path] = torch.get_autocast_dtype(device_type)
 
         return hook
 

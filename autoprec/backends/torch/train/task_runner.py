@@ -27,6 +27,7 @@ from autoprec.backends.torch.apply.nested_tensors import (
     tensors_in,
     with_items,
 )
+from autoprec.backends.torch.apply.stepping_model import stepping
 from autoprec.backends.torch.train.checkpoint_loading import load_weights
 from autoprec.backends.torch.train.own_loader_workers import OwnLoaderWorkers, keeps_workers
 from autoprec.backends.torch.train.rng import TorchGenerators, seed_everything
@@ -269,7 +270,7 @@ def _compute_loss(
 ) -> torch.Tensor:
     cast = contextlib.nullcontext() if precision is None else precision.autocast()
     if task.training_step is not None:
-        with cast:
+        with cast, stepping(model):
             loss = task.training_step(model, batch)
         return _scalar(task, "training_step", loss)
     if task.loss_fn is None:

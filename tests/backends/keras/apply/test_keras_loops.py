@@ -237,3 +237,29 @@ def test_what_counts_updates_counts_those_of_whole_batches(recipe, optimizer):
         weights.append(model.get_weights())
     for one, other in zip(*weights, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("roll_out", ["predict", "graph"])
+def test_a_roll_out_has_the_log_probabilities_of_the_update_that_follows(roll_out):
+    states = keras.Input((8,))
+    hidden = keras.layers.Dense(64, "tanh")(keras.layers.Dense(64, "tanh")(states))
+    actor, optimizer = keras.Model(states, keras.layers.Dense(4)(hidden)), keras.optimizers.Adam()
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    exact = actor(x)
+    precision = apply_profile(Recipe(Policy.MIXED_BFLOAT16, 64), model=actor, optimizer=optimizer)
+
+    @tf.function
+    def update(states):
+        with tf.GradientTape() as tape:
+            logits = actor(states, training=True)
+            loss = tf.reduce_mean(tf.square(logits))
+        gradients = tape.gradient(precision.scale_loss(loss), actor.trainable_variables)
+        precision.apply_gradients(zip(gradients, actor.trainable_variables, strict=True))
+        return logits
+
+    rolled = actor.predict(x, verbose=0) if roll_out == "predict" else tf.function(actor)(x)
+    given = update(tf.constant(x))
+    assert given.dtype == tf.float32
+    np.testing.assert_array_equal(rolled, given)
+    assert np.abs(given - exact).max() > 1e-4
+    precision.restore()

@@ -95,12 +95,21 @@ def test_a_fixed_scale_skips_but_never_changes():
 def test_the_floor_holds_and_a_warning_names_the_step():
     model = softmax_net()
     precision = apply(fp16(initial=8.0, floor=2.0), model)
-    with pytest.warns(AutoprecWarning, match=r"floor of 2 at step 3"):
+    with pytest.warns(AutoprecWarning, match=r"floor of 2 at step 3.* and a lower floor helps"):
         loop(model, precision, planted(6, {1, 2, 3, 4}))
     assert precision.scale == 2.0
     with warnings.catch_warnings():
         warnings.simplefilter("error", AutoprecWarning)
         precision.check()
+
+
+def test_the_warning_at_the_smallest_scale_offers_no_lower_floor():
+    smallest = 2.0**-24
+    model = softmax_net()
+    precision = apply(fp16(initial=smallest, floor=smallest), model)
+    with pytest.warns(AutoprecWarning, match="forward pass overflows") as caught:
+        loop(model, precision, planted(2, {1}))
+    assert "lower floor" not in str(caught[0].message)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from autoprec.backends.torch.measure.flops import OUTSIDE, count, formulas, registry, total
+from autoprec.backends.torch.measure.flop_formulas import formulas
+from autoprec.backends.torch.measure.flops import OUTSIDE, count, registry, total
 from tests.backends.torch.described import facts
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
-from autoprec.backends.torch.train.task_precision import rounded_convolutions, weights_in
+from autoprec.backends.torch.train.task_precision import (
+    computes_in,
+    noted_autocasts,
+    rounded_convolutions,
+)
 from tests.backends.torch.described import facts, small
 from tests.fork_server import ForkServer
 
@@ -99,10 +103,33 @@ def test_weights_in_float64_are_told() -> None:
     assert "parameters are float64" in told
 
 
-def test_weights_of_several_dtypes_and_frozen_ones_have_no_dtype_in_common() -> None:
-    adapted = nn.Sequential(small().half().requires_grad_(False), nn.Linear(1, 1))
-    assert weights_in(adapted) == ""
-    adapted[0].requires_grad_(True)
-    assert weights_in(adapted) == ""
-    adapted[1].half()
-    assert weights_in(adapted) == "float16"
+def test_adapters_on_frozen_16_bit_weights_are_no_float32() -> None:
+    adapted = nn.Sequential(nn.Linear(8, 8).bfloat16().requires_grad_(False), nn.Linear(8, 1))
+    assert computes_in(adapted, {}) == "bfloat16"
+    assert computes_in(adapted[1], {}) == ""
+
+
+class OwnAutocast(nn.Module):
+    """Its body runs in an autocast of its own, its head does not."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, width), nn.Linear(width, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.float16):
+            x = self.body(x)
+        return self.head(x.float()).mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(("outputs", "own"), [(1, "float16"), (40, "")])
+def test_a_model_that_opens_autocast_around_most_of_itself_is_no_float32(
+    outputs: int, own: str
+) -> None:
+    model = OwnAutocast(8, outputs)
+    with noted_autocasts(model, "cpu") as autocasts:
+        model(torch.randn(2, 4))
+    assert computes_in(model, autocasts) == own
+    described = facts(build_model=lambda: OwnAutocast(8, outputs))
+    assert described.weights_in == own
+    assert "opens autocast itself (seen in body)" in described.low_precision
