@@ -69,10 +69,10 @@ class Complex(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(32, 32, dtype=torch.complex64) / 8)
+        self.weight = nn.Parameter(torch.randn(32, dtype=torch.complex64))
 
     def forward(self, x):
-        return (torch.complex(x, torch.zeros_like(x)) @ self.weight).real
+        return (torch.complex(x, torch.zeros_like(x)) * self.weight).real
 
 
 class Forces(nn.Module):
@@ -85,7 +85,7 @@ class Forces(nn.Module):
         )
 
     def forward(self, x):
-        return torch.func.vmap(torch.func.grad(lambda each: self.energy(each).sum()))(x)
+        return torch.func.vmap(torch.func.grad(lambda each: self.energy(each[None]).sum()))(x)
 
 
 def model_of(*middle: nn.Module) -> nn.Module:
@@ -100,7 +100,7 @@ MODELS = {
     ),
     "a memory bank": (lambda: model_of(Held()), [{"2"}]),
     "complex weights": (lambda: model_of(Complex()), [{"2"}]),
-    "a gradient by vmap": (lambda: model_of(Forces()), [{"2"}]),
+    "a gradient by vmap": (lambda: model_of(Forces()), [{"2.energy.1"}]),
     # What feeds it decides the dtype of its gradient as well.
     "a backward pass": (lambda: model_of(Strict()), [{"1"}, {"2"}]),
 }
