@@ -104,6 +104,8 @@ def proof_costs(path: Path) -> Iterator[str]:
         yield f"| {commit} | {caught} | {flagged} | {steps:.0f} |"
     yield ""
     yield f"Judged otherwise than before: {_differing(pairs)}."
+    yield ""
+    yield from _caught_by_zoo(found["rows"])
     smaller = path.with_name(f"{path.stem}-smaller{path.suffix}")
     if smaller.exists():
         less = json.loads(smaller.read_text())
@@ -113,6 +115,24 @@ def proof_costs(path: Path) -> Iterator[str]:
             f"(`{smaller.name}`) judged otherwise than with both at batch {found['batch']}: "
             f"{_differing(paired(found['rows'], less['rows']))}."
         )
+
+
+def _caught_by_zoo(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Who is caught and flagged of all tasks, folder by folder, and what is judged wrong."""
+    yield "| tasks | checks | broken caught | healthy flagged | steps, median |"
+    yield "|---|---|---|---|---|"
+    for zoo in sorted({row["zoo"] for row in rows}):
+        own = [row for row in rows if row["zoo"] == zoo]
+        counts, steps = counted(own, "both"), statistics.median(row["cost"] for row in own)
+        caught, flagged = share(counts["broken_caught"]), share(counts["healthy_flagged"])
+        yield f"| {zoo} | {len(own)} | {caught} | {flagged} | {steps:.0f} |"
+    wrong = [
+        f"{row['zoo']} {row['task']} in {row['policy']} ({row['verdict']}, in truth {row['truth']})"
+        for row in rows
+        if row["truth"] != "unclear" and (row["verdict"] == "equal") == (row["truth"] == "broken")
+    ]
+    yield ""
+    yield f"Judged wrong: {'; '.join(wrong) or 'none'}."
 
 
 def watched(path: Path) -> Iterator[str]:

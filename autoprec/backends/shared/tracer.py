@@ -54,6 +54,11 @@ class _Run:
     scales: list[float] = field(default_factory=list)
     metric: float | None = None
 
+    def is_over(self, steps: int, *, at_plateau: bool) -> bool:
+        """Say whether a run of `steps` has ended, as with the first loss that is not finite."""
+        settled = at_plateau and proof_steps.has_ended(self.losses, steps)
+        return settled or None in self.losses or len(self.losses) >= steps
+
 
 class ComparisonTracer:
     """A `Tracer`: compares recipes with float32, and measures a backward pass's magnitudes.
@@ -220,11 +225,8 @@ class ComparisonTracer:
             keep = affordable_steps(keep, trainee.state_bytes())
             if noisy:
                 trainee.add_noise(seed)
-            for step in range(steps):
-                if not clock.tick() or (
-                    stop_at_plateau and proof_steps.has_ended(run.losses, steps)
-                ):
-                    break
+            while clock.tick() and not run.is_over(steps, at_plateau=stop_at_plateau):
+                step = len(run.losses)
                 self._report("trajectory", step)
                 batches = self._micro_batches(stream, recipe.accumulation_steps, seed, step)
                 if step in keep:
@@ -236,12 +238,10 @@ class ComparisonTracer:
                     run.skipped.append(step)
                 if recipe.policy.needs_loss_scale:
                     run.scales.append(trainee.scale)
-            else:
-                clock.tick()
-            if self._framework.has_evaluate:
+            if self._framework.has_evaluate and None not in run.losses:
                 self._report("evaluate", 0)
                 run.metric = _finite(trainee.evaluate())
-            if reference:
+            if reference and run.is_over(steps, at_plateau=stop_at_plateau):
                 self._complete_answers(trainee)
         return Trajectory(
             losses=tuple(run.losses),

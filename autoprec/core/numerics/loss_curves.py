@@ -152,7 +152,7 @@ def check_metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
 
 @dataclass(frozen=True)
 class _AlignedLosses:
-    """One seed's losses cut to the steps all runs have, relative to the first float32 loss."""
+    """One seed's losses, cut to the steps of all runs that stay finite; what ended is infinite."""
 
     reference: tuple[float, ...]
     candidate: tuple[float, ...]
@@ -161,10 +161,14 @@ class _AlignedLosses:
 
 def _aligned(run: SeedRun) -> _AlignedLosses | None:
     rows = [run.reference, run.candidate] + ([run.noisy] if run.noisy else [])
-    steps = min(len(row.losses) for row in rows)
+    steps = min((len(row.losses) for row in rows if row.finite), default=0)
     if steps < MIN_STEPS:
         return None
-    losses = [tuple(math.inf if x is None else x for x in row.losses[:steps]) for row in rows]
+    losses = [
+        tuple(math.inf if x is None else x for x in row.losses[:steps])
+        + (math.inf,) * (steps - len(row.losses))
+        for row in rows
+    ]
     return _AlignedLosses(losses[0], losses[1], losses[2] if run.noisy else ())
 
 

@@ -22,12 +22,13 @@ class Trajectory:
 
     `losses[i]` is the loss of step i before its update, in float32; `skipped` the steps whose
     update the loss scaler skipped; `scales` the loss scale after each step (empty
-    without one). There may be fewer steps than requested: a run also ends when its time is up.
+    without one). There may be fewer steps than requested: a run also ends when its time is up, and
+    with the first loss that is not finite.
     `seconds` is the duration of the whole run; `step_seconds` that of its fastest step, the first
     one excluded because it builds, traces and compiles (0: not known): other processes on the
     machine delay most steps, but seldom all of them.
     `reproducible` is False if the data changed between runs and had to be replayed; `metric`
-    is the user's own `evaluate(model)` after the last step.
+    is the user's own `evaluate(model)` after the last step, if every loss was finite.
     """
 
     losses: tuple[float | None, ...]

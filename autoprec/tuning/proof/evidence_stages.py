@@ -69,6 +69,8 @@ class EvidenceStages:
                 recipe, runs, seed, steps, longest if seed == SEEDS[0] else steps
             )
             evidence = replace(evidence, runs=(*evidence.runs, run))
+            if not run.candidate.finite:
+                break
             decided = check.passed and not check.undecided and runs.reference.metric is None
             if decided and judging.stays_close(above_origin(evidence).runs[-1], self._tolerance):
                 break

@@ -17,14 +17,12 @@ from autoprec.core.numerics.loss_scale import (
     scale_cost,
     underflow_share,
 )
+from autoprec.core.numerics.proof_steps import FIRST_STEPS
 from autoprec.core.numerics.traces import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 
 #: Batches whose gradient magnitudes are recorded.
 HISTOGRAM_BATCHES = 8
-
-#: Steps of a training that confirms a loss scale.
-CONFIRMATION_STEPS = 100
 
 #: Loss scales that are tried at most.
 MAX_TRIALS = 4
@@ -49,14 +47,14 @@ def default_loss_scale(note: str) -> tuple[LossScale, ScaleEvidence]:
 
 
 def tune_loss_scale(
-    recipe: Recipe, tracer: Tracer, *, max_steps: int = CONFIRMATION_STEPS
+    recipe: Recipe, tracer: Tracer, *, max_steps: int = FIRST_STEPS
 ) -> tuple[LossScale, ScaleEvidence, Trajectory]:
     """Choose the initial loss scale, confirmed by short float16 trainings; return the best's run.
 
     The first trial is the exponent that the backward pass's magnitudes allow; where it skips no
     step and loses next to no gradient, it is the only one. A loss that is not finite ends the
     search: no scale changes what the forward pass gives. Among equally cheap exponents the first
-    one tried is chosen. A training takes `CONFIRMATION_STEPS` steps, or twice a proof's maximum
+    one tried is chosen. A training takes the proof's own `FIRST_STEPS` steps, or twice its maximum
     `max_steps` where that is less.
     """
     histogram = tracer.backward_exponents(recipe=recipe, batches=HISTOGRAM_BATCHES)
@@ -74,8 +72,11 @@ def tune_loss_scale(
         if not run.finite:
             break
     best = min(tried, key=lambda exponent: scale_cost(*tried[exponent]))
+    evidence = _evidence(histogram, best)
+    if runs[best].finite:
+        evidence = _growth(recipe, tracer, evidence)
     evidence = replace(
-        _growth(recipe, tracer, _evidence(histogram, best)),
+        evidence,
         skipped_steps=len(runs[best].skipped),
         steps=len(runs[best].losses),
         trials=len(tried),
@@ -85,7 +86,7 @@ def tune_loss_scale(
 
 def confirmation_steps(max_steps: int) -> int:
     """Return the steps of a training that confirms a loss scale, for a proof's maximum steps."""
-    return min(CONFIRMATION_STEPS, 2 * max_steps)
+    return min(FIRST_STEPS, 2 * max_steps)
 
 
 def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvidence:

@@ -1,14 +1,14 @@
 """Proves that a recipe trains like float32: makes the runs that core's judge needs.
 
-How far a proof goes is counted in steps, never in time, and chosen once for each batch
-(`core.numerics.proof_steps`): once the first steps have passed, float32 is trained for as long as
-its loss falls, and the candidate as far. Where the first 30 steps are all, one recipe costs 69: the
-reference and the candidate's run of 30 (two of each where training is not close, or with a metric),
-and at four checkpoints a step of the candidate and one of float32 on another batch, which tells how
-noisy gradients are; at the last one both evaluate, a forward pass each. None of those takes an
-optimizer step. Three perturbed ones of float32 there, and a perturbed training, follow only where a
-test fails without them. The tracer lives in a worker;
-only plain values come back.
+How far a proof goes is counted in steps, never in time, and chosen once for each batch, by the pace
+of float32's first steps (`core.numerics.proof_steps`): once the first steps have passed, float32 is
+trained for as long as its loss falls, and the candidate as far. Where the first 30 steps are all,
+one recipe costs 69: the reference and the candidate's run of 30 (two of each where training is not
+close, or with a metric), and at four checkpoints a step of the candidate and one of float32 on
+another batch, which tells how noisy gradients are; at the last one both evaluate, a forward pass
+each. None of those takes an optimizer step. Three perturbed ones of float32 there, and a perturbed
+training, follow only where a test fails without them. The tracer lives in a worker; only plain
+values come back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.numerics.runnable import RunAttempt
 from autoprec.core.numerics.tolerance import Tolerance
-from autoprec.core.numerics.traces import Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import TaskError, first_line
@@ -55,11 +54,11 @@ from autoprec.workers.failures import WorkerFailure
 
 OnProgress = Callable[[str, int], None]
 
-PACE_STEPS = 9
-"""The float32 steps that tell what a step costs; the first one, which builds, does not count."""
-
 PACE_SECONDS = 2.0
-"""They end after so many seconds: slow steps vary less."""
+"""After so many seconds float32 has shown what a step costs: slow steps vary less."""
+
+PACE_STEPS = 9
+"""Steps that show it at a smaller batch; the first one, which builds, does not count."""
 
 STALL_FACTOR = 20.0
 """A proof that takes this many times its time budget has stalled; the rest is not covered."""
@@ -193,26 +192,27 @@ class Proof:
         batch = f"{own}x{recipe.accumulation_steps}"
         length = self._chosen.get(batch)
         if length is None:
-            step = single = self._pace(recipe).seconds_per_step
+            step = single = self._recorder.pace(recipe, PACE_SECONDS).seconds_per_step
             smaller = proof_steps.check_batch(own, single)
             paced = self._pace_at(recipe, smaller) if smaller < own else None
             if paced is not None:
                 own, step = smaller, paced
             left = max(0.0, min(self._budget_seconds, self._until - time.monotonic()))
             length = ProofLength(proof_steps.affordable_steps(step, left, single), own)
+            if length.steps < proof_steps.FIRST_STEPS:
+                self.forget()  # its checkpoints are others than those of the run that told the pace
             self._chosen[batch] = length
         return length
-
-    def _pace(self, recipe: Recipe) -> Trajectory:
-        """Train float32 for a few steps at the recipe's batch."""
-        return self._tracer.trajectory(
-            recipe=recipe.in_float32(), seed=SEEDS[0], steps=PACE_STEPS, seconds=PACE_SECONDS
-        )
 
     def _pace_at(self, recipe: Recipe, batch_size: int) -> float | None:
         """Return the seconds of a float32 step at a smaller batch; None where it does not train."""
         try:
-            run = self._pace(replace(recipe, batch_size=batch_size))
+            run = self._tracer.trajectory(
+                recipe=replace(recipe.in_float32(), batch_size=batch_size),
+                seed=SEEDS[0],
+                steps=PACE_STEPS,
+                seconds=PACE_SECONDS,
+            )
         except Exception as error:
             if not (isinstance(error, TaskError) or raised_by_recipe(error)):
                 raise

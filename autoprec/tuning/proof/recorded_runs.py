@@ -115,8 +115,24 @@ class RunRecorder:
             steps = min(proof_steps.FIRST_STEPS, length.steps)
             reference = self._record(recipe, length.batch_size, steps)
             _check_finite(reference, replace(recipe, batch_size=length.batch_size))
-            self._batch = batch
-            self._runs = RecordedRuns(reference, length.batch_size, plain={SEEDS[0]: reference})
+            return self._keep(recipe, reference, length.batch_size)
+        return self._runs
+
+    def pace(self, recipe: Recipe, seconds: float) -> Trajectory:
+        """Train float32's first steps for so many seconds, to see what one takes.
+
+        Where they end in time, they are the reference of a proof that trains at the recipe's batch.
+        """
+        self.forget()
+        steps, batch = proof_steps.FIRST_STEPS, recipe.batch_size
+        run = self._trained(recipe, batch, steps, seconds, stop_at_plateau=True)
+        if run.finite and proof_steps.has_ended(run.losses, steps):
+            self._keep(recipe, run, batch)
+        return run
+
+    def _keep(self, recipe: Recipe, reference: Trajectory, batch_size: int) -> RecordedRuns:
+        self._batch = (recipe.batch_size, recipe.accumulation_steps, batch_size)
+        self._runs = RecordedRuns(reference, batch_size, plain={SEEDS[0]: reference})
         return self._runs
 
     def compare(self, recipe: Recipe, runs: RecordedRuns) -> None:
@@ -171,21 +187,30 @@ class RunRecorder:
         self, recipe: Recipe, batch_size: int, steps: int, *, stop_at_plateau: bool = True
     ) -> Trajectory:
         """Train float32 for `steps`, or while its loss falls; keep weights at the checkpoints."""
-        reference = self._tracer.reference(
+        left = self._seconds_left()
+        reference = self._trained(recipe, batch_size, steps, left, stop_at_plateau=stop_at_plateau)
+        if not (stop_at_plateau and proof_steps.has_ended(reference.losses, steps)):
+            _require_complete(reference, steps, "everything")
+        return reference
+
+    def _trained(
+        self,
+        recipe: Recipe,
+        batch_size: int,
+        steps: int,
+        seconds: float | None,
+        *,
+        stop_at_plateau: bool,
+    ) -> Trajectory:
+        return self._tracer.reference(
             batch_size=batch_size,
             compared_batch=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             steps=steps,
             checkpoints=proof_steps.checkpoint_steps(steps),
-            seconds=self._seconds_left(),
+            seconds=seconds,
             stop_at_plateau=stop_at_plateau,
         )
-        done = len(reference.losses)
-        if not (
-            proof_steps.has_ended(reference.losses, steps) if stop_at_plateau else done == steps
-        ):
-            raise ProofTimeout("everything", done)
-        return reference
 
     def compare_late(self, recipe: Recipe, runs: RecordedRuns) -> tuple[StepComparison, ...]:
         """Compare at later steps: magnitudes that grow may stop growing before they overflow."""
@@ -200,7 +225,11 @@ class RunRecorder:
             seconds=self._seconds_left(),
         )
         _require_complete(run, steps)
-        return self._tracer.compare_steps(recipe=recipe)
+        return (
+            self._tracer.compare_steps(recipe=recipe)
+            if len(run.losses) > LATE_CHECK_STEPS[0]
+            else ()
+        )
 
     def seed_run(
         self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int, longest: int
@@ -270,8 +299,8 @@ def gradient_batch(recipe: Recipe, micro_batch: int) -> int:
 
 
 def _is_shorter(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
-    """Say whether the kept run of the seed is shorter than `steps`, or there is none."""
-    return seed not in kept or len(kept[seed].losses) < steps
+    """Say whether the kept run of the seed can be longer, up to `steps`, or there is none."""
+    return seed not in kept or _can_go_on(kept[seed], steps)
 
 
 def _truncated(run: Trajectory, steps: int) -> Trajectory:
@@ -281,10 +310,14 @@ def _truncated(run: Trajectory, steps: int) -> Trajectory:
     return replace(run, losses=run.losses[:steps], metric=None)
 
 
-def _require_complete(run: Trajectory, steps: int) -> None:
+def _can_go_on(run: Trajectory, steps: int) -> bool:
+    return run.finite and len(run.losses) < steps
+
+
+def _require_complete(run: Trajectory, steps: int, what: str = "") -> None:
     """Raise `ProofTimeout` where a run was cut off: such a run is not judged at all."""
-    if len(run.losses) < steps:
-        raise ProofTimeout(f"a training of {steps} steps", len(run.losses))
+    if _can_go_on(run, steps):
+        raise ProofTimeout(what or f"a training of {steps} steps", len(run.losses))
 
 
 def _check_finite(reference: Trajectory, recipe: Recipe) -> None:

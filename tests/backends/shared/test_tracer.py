@@ -191,11 +191,29 @@ def test_a_run_tells_its_scales_and_the_steps_it_skipped(skips):
     assert traced.trajectory(recipe=FLOAT32, seed=0, steps=2).scales == ()
 
 
-def test_losses_that_are_not_finite_are_none():
-    traced, _ = tracer(losses={1: math.inf}, has_evaluate=True, metric=lambda: math.nan)
+def test_a_run_ends_with_the_first_loss_that_is_not_finite():
+    """No later step mends it, and a metric of such weights is none."""
+
+    def metric() -> float:
+        raise AssertionError("evaluated")
+
+    traced, _ = tracer(losses={1: math.inf}, has_evaluate=True, metric=metric)
     run = traced.trajectory(recipe=FLOAT32, seed=0, steps=3)
-    assert run.losses == (1.0, None, 2.25)
+    assert run.losses == (1.0, None)
     assert run.metric is None
+    assert traced.reference(batch_size=8, steps=3, checkpoints=()).losses == run.losses
+
+
+def test_a_metric_that_is_not_finite_is_none():
+    traced, _ = tracer(has_evaluate=True, metric=lambda: math.nan)
+    assert traced.trajectory(recipe=FLOAT32, seed=0, steps=1).metric is None
+
+
+def test_a_reference_that_ran_out_of_time_is_asked_for_no_answers():
+    traced, framework = tracer(answers=False)
+    run = traced.reference(batch_size=8, steps=4, checkpoints=(0, 1), seconds=0.0)
+    assert len(run.losses) == 1
+    assert [entry[0] for entry in framework.log] == ["loss", "trained"]
 
 
 def test_a_run_that_settles_ends_where_its_loss_no_longer_falls():

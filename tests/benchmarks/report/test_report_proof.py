@@ -101,3 +101,31 @@ def test_the_report_of_the_zoo_lists_what_it_does_not_count(
     found["software"] = {"torch": "2.13.0"}
     path.write_text(json.dumps(found))
     assert any("the tuner's own tracer" in line for line in proof.numerics(path))
+
+
+def test_what_checks_say_of_all_tasks_is_told_by_folder_and_who_is_judged_wrong(
+    tmp_path: Path,
+) -> None:
+    def row(zoo: str, task: str, truth: str, verdict: str, cost: float) -> dict[str, object]:
+        about = {"zoo": zoo, "task": task, "policy": "float16", "reason": "why", "by_kind": {}}
+        return {**about, "truth": truth, "verdict": verdict, "cost": cost}
+
+    head = {"date": "2026-11-29", "commit": "a", "family": "amd-zen4", "seed": 1000}
+    first = row("zoo", "one", "healthy", "equal", 150.0)
+    missed = row("zoo_keras", "two", "broken", "equal", 130.0)
+    flagged = row("zoo_keras", "three", "healthy", "drift", 170.0)
+    doubtful = row("zoo_keras", "four", "unclear", "drift", 170.0)
+    before = {**head, "commit": "b", "rows": [{**first, "cost": 200.0}]}
+    path = tmp_path / "costs.json"
+    path.with_name("costs-earlier.json").write_text(json.dumps(before))
+    path.write_text(json.dumps({**head, "rows": [first, missed, flagged, doubtful]}))
+    lines = list(proof.proof_costs(path))
+    assert "| zoo | float16 | equal | 1 | 150 | 200 |" in lines
+    told = {line.split(" | ")[0]: line for line in lines if line.startswith("| zoo_keras |")}
+    assert "| 3 | 0 of 1 (" in told["| zoo_keras"]
+    assert "1 of 1 (" in told["| zoo_keras"]
+    assert told["| zoo_keras"].endswith("| 170 |")
+    assert lines[-1] == (
+        "Judged wrong: zoo_keras two in float16 (equal, in truth broken); "
+        "zoo_keras three in float16 (drift, in truth healthy)."
+    )

@@ -30,6 +30,13 @@ def test_noise_that_breaks_float32_excuses_everything_finite():
     assert check_trajectory((broken,), DEFAULT).passed
 
 
+def test_what_ended_because_it_was_not_finite_is_infinitely_far_away_to_the_end():
+    noisy = SeedRun(run(), drifting(0.02), run((*FALLING[:10], None)))
+    assert check_trajectory((noisy,), DEFAULT).passed
+    lost = check_trajectory((SeedRun(run(), run((*FALLING[:3], None))),), DEFAULT)
+    assert (lost.passed, lost.deviation, lost.second_half) == (False, None, None)
+
+
 def test_without_a_noisy_run_only_the_slack_is_allowed():
     check = check_trajectory((SeedRun(run(), drifting(0.02)),), DEFAULT)
     assert not check.passed

@@ -76,8 +76,9 @@ class FakeTracer:
     def _run(
         self, error: float, steps: int, seconds: float | None = None, **kwargs: Any
     ) -> Trajectory:
-        if seconds is not None and not math.isinf(self.stalls_after):
-            steps = min(steps, self.stalls_after)
+        if seconds is not None:
+            in_time = 1 + int(seconds / self.step_seconds)
+            steps = min(steps, in_time, self.stalls_after)
         self.steps += steps
         return Trajectory(
             losses=tuple(self.curve(step) * (1 + error * step) for step in range(steps)),

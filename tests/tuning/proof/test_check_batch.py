@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.numerics.proof_steps import ProofLength
+from autoprec.core.numerics.proof_steps import ProofLength, has_ended
 from autoprec.core.numerics.traces import Trajectory
 from autoprec.errors import TaskError
 from autoprec.tuning.proof.recipe_proof import Proof
@@ -29,9 +29,12 @@ class Proportional(FakeTracer):
         self.scaled: set[int] = set()
 
     def reference(self, *, batch_size: int, compared_batch: int, **known: Any) -> Trajectory:
-        self.trained.add(batch_size)
-        self.single.add(compared_batch)
-        return super().reference(batch_size=batch_size, **known)
+        self.step_seconds = SECONDS * batch_size
+        run = super().reference(batch_size=batch_size, **known)
+        if has_ended(run.losses, known["steps"]):  # rather than ran out of time, to tell the pace
+            self.trained.add(batch_size)
+            self.single.add(compared_batch)
+        return run
 
     def compare_steps(self, *, recipe: Any) -> Any:
         self.single.add(recipe.batch_size)

@@ -64,6 +64,30 @@ class Held(nn.Module):
         return x
 
 
+class Complex(nn.Module):
+    """Multiplies by complex weights, which no 16-bit number can be made a part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (torch.complex(x, torch.zeros_like(x)) * self.weight).real
+
+
+class Forces(nn.Module):
+    """The gradient of an energy, sample by sample; its norm has a derivative of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(
+            nn.Linear(32, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 1)
+        )
+
+    def forward(self, x):
+        return torch.func.vmap(torch.func.grad(lambda each: self.energy(each[None]).sum()))(x)
+
+
 def model_of(*middle: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), *middle, nn.Linear(32, 2))
 
@@ -75,6 +99,8 @@ MODELS = {
         [set("2345")],
     ),
     "a memory bank": (lambda: model_of(Held()), [{"2"}]),
+    "complex weights": (lambda: model_of(Complex()), [{"2"}]),
+    "a gradient by vmap": (lambda: model_of(Forces()), [{"2.energy.1"}]),
     # What feeds it decides the dtype of its gradient as well.
     "a backward pass": (lambda: model_of(Strict()), [{"1"}, {"2"}]),
 }

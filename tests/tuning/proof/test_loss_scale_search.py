@@ -10,10 +10,10 @@ import pytest
 
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics.loss_scale import DEFAULT_EXPONENT, ScaleEvidence
+from autoprec.core.numerics.proof_steps import FIRST_STEPS
 from autoprec.core.numerics.traces import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof.loss_scale_search import (
-    CONFIRMATION_STEPS,
     GROWTH_STEPS,
     HISTOGRAM_BATCHES,
     MAX_TRIALS,
@@ -65,14 +65,14 @@ def test_where_the_analytic_scale_skips_nothing_it_is_the_only_one_tried() -> No
     """Float16 ends below 2**16: gradients below 2**-1 allow 2**17, and four octaves are left."""
     tracer = Overflowing()
     scale, evidence, run = tuned(tracer)
-    assert tracer.tried == [(13.0, CONFIRMATION_STEPS)]
+    assert tracer.tried == [(13.0, FIRST_STEPS)]
     assert tracer.batches == evidence.batches == HISTOGRAM_BATCHES
     assert scale == LossScale("dynamic", 2.0**13, 2000, 2.0**5)
     assert (evidence.exponent, evidence.largest_safe, evidence.trials) == (13, 17, 1)
     assert (evidence.skipped_steps, evidence.steps, len(run.losses)) == (
         0,
-        CONFIRMATION_STEPS,
-        CONFIRMATION_STEPS,
+        FIRST_STEPS,
+        FIRST_STEPS,
     )
     assert (evidence.largest_gradient, evidence.smallest_gradient) == (-2, -20)
 
@@ -103,6 +103,8 @@ def test_a_loss_that_is_not_finite_ends_the_search_for_no_scale_mends_it() -> No
     tracer = Broken(8.5)
     _, evidence, _ = tuned(tracer)
     assert (len(tracer.tried), evidence.trials) == (1, 1)
+    assert tracer.grown == []
+    assert evidence.overflow_exponent is None
 
 
 def test_a_scale_that_loses_much_of_the_gradient_is_raised() -> None:
@@ -114,8 +116,10 @@ def test_a_scale_that_loses_much_of_the_gradient_is_raised() -> None:
     assert evidence.underflow == 0.0
 
 
-@pytest.mark.parametrize(("most", "steps"), [(30, 60), (50, 100), (400, 100)])
-def test_a_training_is_at_most_twice_as_long_as_a_proof(most: int, steps: int) -> None:
+@pytest.mark.parametrize(("most", "steps"), [(8, 16), (30, 60), (400, 60)])
+def test_a_training_is_that_of_the_proofs_first_steps_and_at_most_twice_its_longest(
+    most: int, steps: int
+) -> None:
     tracer = Overflowing()
     tuned(tracer, max_steps=most)
     assert tracer.tried[0][1] == confirmation_steps(most) == steps
@@ -181,7 +185,7 @@ def test_among_equally_bad_exponents_the_first_one_tried_is_chosen() -> None:
     _, evidence, run = tuned(tracer)
     assert len(tracer.tried) == evidence.trials == MAX_TRIALS
     assert evidence.exponent == tracer.tried[0][0]
-    assert evidence.skipped_steps == len(run.skipped) == CONFIRMATION_STEPS
+    assert evidence.skipped_steps == len(run.skipped) == FIRST_STEPS
 
 
 def test_tuning_a_loss_scale_leaves_optunas_verbosity_alone() -> None:

@@ -33,6 +33,22 @@ def test_a_proof_against_a_loss_that_rests_costs_two_trainings_and_single_steps(
     assert tracer.steps == cost
 
 
+@pytest.mark.parametrize(("step_seconds", "cost"), [(0.001, 130), (0.1, 130 + 21 + 3)])
+def test_float32s_first_steps_tell_the_pace_and_run_anew_only_where_two_seconds_are_too_few(
+    step_seconds, cost
+):
+    tracer = FakeTracer(step_seconds=step_seconds)
+    assert Proof(tracer).prove(BFLOAT16).accepted
+    assert tracer.steps == cost
+    assert tracer.calls.count("reference 8x1") == (1 if cost == 130 else 2)
+
+
+def test_a_proof_of_fewer_steps_has_checkpoints_of_its_own():
+    verdict = Proof(FakeTracer(), seconds=0.05).prove(BFLOAT16)
+    assert (verdict.most_steps, verdict.not_covered) == (8, ())
+    assert verdict.covered[0] == "loss and gradient at the same weights at steps 0, 2, 7"
+
+
 @pytest.mark.parametrize(
     ("known", "seeds"),
     [

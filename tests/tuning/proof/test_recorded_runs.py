@@ -103,6 +103,17 @@ def test_numbers_that_grow_are_looked_at_further_on():
     assert tracer.calls[0] == "reference 8x1"  # its checkpoints had been replaced
 
 
+def test_where_float32_is_not_finite_further_on_nothing_is_looked_at_there():
+    class Breaks(Growing):
+        def reference(self, *, steps, **kwargs):
+            run = super().reference(steps=steps, **kwargs)
+            return replace(run, losses=(*run.losses[:33], None)) if steps > 30 else run
+
+    tracer = Breaks(further=1.0)
+    assert Proof(tracer, steps=30).prove(FLOAT16).verdict == "drift"
+    assert tracer.calls.count("compare_steps") == 1
+
+
 def test_a_verdict_does_not_depend_on_how_far_an_earlier_candidate_was_followed():
     other = replace(BFLOAT16, compile=True)
     for curve in (lambda step: 2.0, lambda step: 1.0 + falls(min(step, 50)), falls):
