@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import NOTHING_LEARNED
@@ -20,6 +21,9 @@ from autoprec.reporting.closing_sentence import (
     headline,
     part_lines,
 )
+from autoprec.reporting.page.sections import page_of
+from autoprec.reporting.show import profile_lines
+from autoprec.tuning.stage_results import REFERENCE
 from tests.fuzz.example import FULL
 
 KEPT = {KEEP_MEMORY: True}
@@ -275,6 +279,8 @@ def test_float32_for_want_of_time_says_what_was_left_out_and_what_to_do() -> Non
         inconclusive="",
         reason=f"{reason} `time_limit`",
         not_covered=("the rest of the check of mixed_bfloat16",),
+        refusals=(Refusal("mixed_bfloat16", "give it more `time_limit`"),),
+        parity=REFERENCE,
         speedup=NOT_COMPARED,
         throughput=None,
     )
@@ -284,6 +290,8 @@ def test_float32_for_want_of_time_says_what_was_left_out_and_what_to_do() -> Non
         "longer one (such as --time-limit): it goes on with the trials that ran"
     )
     assert closing_sentence(profile) == f"result: {reason} --time-limit{left_out}"
+    assert "refused: mixed_bfloat16: give it more --time-limit" in profile_lines(profile)
+    assert "<td>give it more --time-limit</td>" in page_of(profile, "")
     gains = made(Recipe(batch_size=32, knobs=KEPT), 1.4)
     gains = replace(gains, evidence=replace(gains.evidence, not_covered=evidence.not_covered))
     said = closing_sentence(gains)
