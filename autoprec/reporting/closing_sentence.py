@@ -36,7 +36,7 @@ def closing_sentence(profile: Profile) -> str:
             "without --fresh it returns this result again"
         )
     if recipe.policy is Policy.FLOAT32 and evidence.over_baseline.rounds == 0:
-        return f"result: {evidence.reason}"
+        return f"result: {with_flags(evidence.reason)}{_left_out(profile)}"
     text = f"result: {headline(profile)}"
     text += _loss_text(evidence.parity)
     share = evidence.chosen.peak_share
@@ -55,7 +55,18 @@ def closing_sentence(profile: Profile) -> str:
         )
     if evidence.parity.caveat:
         text += with_flags(f". Warning: {evidence.parity.caveat}; {HOW_TO_SEE_LEARNING}")
-    return text
+    return text + _left_out(profile)
+
+
+def _left_out(profile: Profile) -> str:
+    """Say what a limit left out where float32 is the answer; without it another one might be."""
+    missing = profile.evidence.not_covered
+    if not missing or profile.recipe.policy is not Policy.FLOAT32:
+        return ""
+    return (
+        f". A limit left out: {'; '.join(missing)}. Run the same command with a longer one (such "
+        "as --time-limit): it goes on with the trials that ran"
+    )
 
 
 def _limit(chosen: Chosen) -> str:
@@ -111,7 +122,8 @@ def _loader_limit(profile: Profile) -> str:
 def _caveat(profile: Profile) -> str:
     """Say that the gain is not due to precision; empty if it is."""
     if profile.recipe.policy is Policy.FLOAT32:  # the others were slower, refused, or not proven
-        return "no lower precision was both faster and passed its check; "
+        within = " in the time there was" if profile.evidence.not_covered else ""
+        return f"no lower precision was both faster and passed its check{within}; "
     waterfall = profile.evidence.waterfall
     own = [part.speedup for part in waterfall if part.what in (FLOAT8, PRECISION)]
     pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + SPEED.min_gain for part in own)

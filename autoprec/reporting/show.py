@@ -28,6 +28,6 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield f"made on {device.name or device.family} ({device.family}) with {software}"
     yield f"tuned {profile.created}, {evidence.trials} trials"
     for refusal in evidence.refusals:
-        yield f"refused: {refusal.candidate}: {refusal.reason}"
+        yield f"refused: {refusal.candidate}: {with_flags(refusal.reason)}"
     for warning in evidence.warnings:
         yield f"warning: {with_flags(warning)}"

@@ -113,7 +113,7 @@ class Terminal:
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 name = event.recipe.policy.name_with(self._weights_in)
-                self._say(f"  {name}: {event.verdict}: {event.reason}", style)
+                self._say(f"  {name}: {event.verdict}: {with_flags(event.reason)}", style)
             case Explained():
                 self._console.print(explain_table(event.units, event.recipe))
             case Profiled():
@@ -161,7 +161,7 @@ class Terminal:
         for refusal in event.profile.evidence.refusals:
             if (refusal.candidate, refusal.reason) in self._refused:
                 continue  # said at the start
-            self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
+            self._say(f"refused: {refusal.candidate}: {with_flags(refusal.reason)}", "dim")
         for warning in event.profile.evidence.warnings:
             self._say(f"warning: {with_flags(warning)}", "yellow")
         if not event.from_study:

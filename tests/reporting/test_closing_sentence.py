@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import NOTHING_LEARNED
@@ -20,6 +21,9 @@ from autoprec.reporting.closing_sentence import (
     headline,
     part_lines,
 )
+from autoprec.reporting.page.sections import page_of
+from autoprec.reporting.show import profile_lines
+from autoprec.tuning.stage_results import REFERENCE
 from tests.fuzz.example import FULL
 
 KEPT = {KEEP_MEMORY: True}
@@ -43,6 +47,7 @@ def made(recipe: Recipe, whole: float, alike: float | None = None, **parts: floa
         throughput=None if own_batch else over_baseline,
         waterfall=waterfall,
         inconclusive="",
+        not_covered=(),
     )
     return replace(FULL, recipe=recipe, evidence=evidence)
 
@@ -264,3 +269,34 @@ def test_what_limits_a_step_is_named_only_if_it_explains_it(
     if peak and memory:
         shares = "of this device's measured bfloat16 peak; at least 5% of its memory bandwidth; "
         assert shares + said in sentence
+
+
+def test_float32_for_want_of_time_says_what_was_left_out_and_what_to_do() -> None:
+    reason = "the baseline is the fastest recipe that passed; mixed_bfloat16: give it more"
+    evidence = replace(
+        FULL.evidence,
+        inconclusive="",
+        reason=f"{reason} `time_limit`",
+        not_covered=("the rest of the check of mixed_bfloat16",),
+        refusals=(Refusal("mixed_bfloat16", "give it more `time_limit`"),),
+        parity=REFERENCE,
+        speedup=NOT_COMPARED,
+        throughput=None,
+    )
+    profile = replace(FULL, recipe=Recipe(batch_size=32), evidence=evidence)
+    left_out = (
+        ". A limit left out: the rest of the check of mixed_bfloat16. Run the same command with a "
+        "longer one (such as --time-limit): it goes on with the trials that ran"
+    )
+    assert closing_sentence(profile) == f"result: {reason} --time-limit{left_out}"
+    assert "refused: mixed_bfloat16: give it more --time-limit" in profile_lines(profile)
+    assert "<td>give it more --time-limit</td>" in page_of(profile, "")
+    gains = made(Recipe(batch_size=32, knobs=KEPT), 1.4)
+    gains = replace(gains, evidence=replace(gains.evidence, not_covered=evidence.not_covered))
+    said = closing_sentence(gains)
+    assert "no lower precision was both faster and passed its check in the time there was" in said
+    assert said.endswith(left_out)
+    lower = made(WINNER, 1.4)
+    assert "A limit" not in closing_sentence(
+        replace(lower, evidence=replace(lower.evidence, not_covered=evidence.not_covered))
+    )

@@ -39,6 +39,11 @@ def build_data(batch_size):
     return []
 """
 
+EVALUATE = """
+def evaluate(model):
+    return 0.9
+"""
+
 #: What a simulated comparison takes, in float32 steps at the recipe's batch.
 SETTINGS, CHECKPOINT = 25, 3
 
@@ -50,7 +55,7 @@ class Clock:
     """The time, which passes only where a simulated model compiles, steps or trains."""
 
     def __init__(self) -> None:
-        self.now, self.step, self.compiling = 0.0, 0.0, 0.0
+        self.now, self.step, self.compiling, self.evaluating = 0.0, 0.0, 0.0, 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -71,7 +76,10 @@ class Clock:
         ):
             self.now += each
             steps += 1
-        return replace(run, losses=run.losses[:steps], seconds=steps * each, step_seconds=each)
+        self.now += self.evaluating
+        metric, took = 0.9 if self.evaluating else None, steps * each + self.evaluating
+        run = replace(run, seconds=took, step_seconds=each, metric=metric)
+        return replace(run, losses=run.losses[:steps])
 
 
 class Session(backend.SimulatedSession):
@@ -111,7 +119,7 @@ class Tracer(backend.SimulatedTracer):
 
     def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
         self.clock.prepare(recipe)
-        self.clock.now += SETTINGS * self.clock.step
+        self.clock.now += SETTINGS * self.clock.step + 4 * self.clock.evaluating
         return super().compare_settings(recipe=recipe)
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
@@ -148,12 +156,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def tuned(
-    clock: Clock, folder: Path, limit: float, step: float, compiling: float = 0.0
+    clock: Clock,
+    folder: Path,
+    limit: float,
+    step: float,
+    compiling: float = 0.0,
+    evaluating: float = 0.0,
 ) -> tuple[Profile, list[Recipe], float]:
     """Tune a task whose float32 step takes so long; return what came, what ran, and the seconds."""
-    clock.step, clock.compiling = step, compiling
+    clock.step, clock.compiling, clock.evaluating = step, compiling, evaluating
     task = folder / "slow_task.py"
-    task.write_text(TASK.format(step=step))
+    task.write_text(TASK.format(step=step) + (EVALUATE if evaluating else ""))
     events: list[Event] = []
     profile = tune(
         task,
@@ -177,6 +190,18 @@ def test_a_limit_holds_whatever_a_step_takes(
     assert ran[0].policy is Policy.FLOAT32
     if profile.recipe.policy is Policy.FLOAT32:
         assert profile.evidence.not_covered
+
+
+@pytest.mark.parametrize(("step", "most_steps"), [(0.1, 30), (0.3, 8)])
+def test_a_check_that_calls_evaluate_is_as_long_as_ends_in_time(
+    clock: Clock, tmp_path: Path, step: float, most_steps: int
+) -> None:
+    """A call takes five steps, and a second seed trains, for what is evaluated."""
+    profile, _, seconds = tuned(clock, tmp_path, 60.0, step, evaluating=5 * step)
+    assert seconds <= 60.0
+    assert profile.recipe.policy is Policy.MIXED_BFLOAT16
+    assert profile.evidence.parity.most_steps == most_steps
+    assert not [each for each in profile.evidence.not_covered if "check" in each]
 
 
 @pytest.mark.parametrize("compiling", [5.0, 30.0, 60.0, 90.0])

@@ -48,14 +48,13 @@ from autoprec.core.numerics.verdict import (
     ProofEvidence,
     Verdict,
     describe_end,
+    describe_ended,
     describe_shares,
-    describe_single_steps,
     describe_success,
+    describe_untrained,
     longest_losses,
     loss_range,
 )
-
-STEPS_SETTING = "steps (proof_steps)"
 
 LONG_STEPS = 60
 """Steps of the run that decides when losses at the same weights deviate in both directions."""
@@ -109,13 +108,14 @@ def judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
         return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
     if checks.stability.passed and evidence.is_zero:
         return replace(numbers, verdict="unproven", reason=NOTHING_TO_COMPARE)
-    if evidence.stalled and checks.stability.passed:
-        return _judge_stalled(numbers, evidence, checks.single)
+    ended = evidence.ended_by and not _tells_enough(evidence, checks.curves, tolerance)
+    if ended and checks.stability.passed:
+        return _judge_untrained(numbers, evidence, checks.single)
     failed = _judge_first_steps(numbers, evidence, runs, checks, tolerance)
     if failed is not None:
         return failed
     if not checks.curves.judged:
-        return _judge_untrained(numbers, evidence)
+        return _judge_untrained(numbers, evidence, checks.single)
     return _judge_long_runs(numbers, evidence, checks, tolerance)
 
 
@@ -378,19 +378,20 @@ def _all_checkpoints(
     return points, (*evidence.noise, *evidence.late_noise)
 
 
-def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> Verdict:
-    """Judge what can be judged if the machine stalled: nothing of training."""
-    if evidence.comparisons and single.passed:
-        return _judge_untrained(numbers, evidence)
-    missing = "; ".join(evidence.not_covered)
-    reason = f"not covered: {missing}; repeat it, or give it fewer {STEPS_SETTING}"
-    return replace(numbers, verdict="unproven", reason=reason)
+def _tells_enough(evidence: ProofEvidence, curves: Check, tolerance: Tolerance) -> bool:
+    """Say whether the trainings suffice that were done before the time limit ended the proof.
+
+    They do where they stayed close to float32 and nothing asks for longer ones: a proof of so few
+    steps would have ended there.
+    """
+    if evidence.ended_by != "the time limit" or not curves.judged or not _is_close(curves):
+        return False
+    return not (evidence.long_runs or needs_longest_run(evidence, tolerance))
 
 
-def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
-    """Say that single steps are equal, if there are any, and that nothing was trained."""
-    if not evidence.comparisons:
-        reason = f"nothing could be compared with float32; give the check more {STEPS_SETTING}"
-        return replace(numbers, verdict="unproven", reason=reason)
-    said = f"equal at single steps, but nothing was trained: {describe_single_steps(numbers)}"
-    return replace(numbers, verdict="equal at single steps", reason=said + describe_shares(numbers))
+def _judge_untrained(numbers: Verdict, evidence: ProofEvidence, single: Check) -> Verdict:
+    """Say that single steps are equal, if they are, and that no training was finished."""
+    if evidence.comparisons and (single.passed or not evidence.ended_by):
+        said = describe_untrained(numbers, evidence) + describe_shares(numbers)
+        return replace(numbers, verdict="equal at single steps", reason=said)
+    return replace(numbers, verdict="unproven", reason=describe_ended(evidence))

@@ -71,21 +71,40 @@ def check_batch(batch_size: int, step_seconds: float) -> int:
 
 
 def affordable_steps(
-    step_seconds: float, seconds: float = DEFAULT_SECONDS, single_seconds: float | None = None
+    step_seconds: float,
+    seconds: float = DEFAULT_SECONDS,
+    single_seconds: float | None = None,
+    *,
+    left: float = math.inf,
+    evaluated: bool = False,
 ) -> int:
     """Return the most steps whose proof takes no longer than `seconds`.
 
-    It is below `SHORT_STEPS` only if those would take `SHORT_PROOF_FACTOR` times as long.
-    `single_seconds` is the duration of a step at the same weights, if that has another batch.
+    It is below `SHORT_STEPS` only if those would take `SHORT_PROOF_FACTOR` times as long, or
+    usually more than the seconds that are `left` of a time limit. `single_seconds` is the duration
+    of a step at the same weights, if that has another batch; for `evaluated` see `usual_steps`.
     """
     single = step_seconds if single_seconds is None else single_seconds
 
     def duration(steps: int) -> float:
         return _training_cost(steps) * step_seconds + _single_steps(steps) * single
 
-    affordable = [steps for steps in PROOF_LENGTHS if duration(steps) <= seconds]
-    short = [SHORT_STEPS] if duration(SHORT_STEPS) <= SHORT_PROOF_FACTOR * seconds else []
-    return max([*affordable, *short], default=PROOF_LENGTHS[0])
+    affordable = [steps for steps in PROOF_LENGTHS if duration(steps) <= min(seconds, left)]
+    usual = usual_steps(SHORT_STEPS, evaluated=evaluated) * max(step_seconds, single)
+    short = duration(SHORT_STEPS) <= SHORT_PROOF_FACTOR * seconds and usual <= left
+    return max([*affordable, *([SHORT_STEPS] if short else [])], default=PROOF_LENGTHS[0])
+
+
+def usual_steps(steps: int, *, evaluated: bool) -> int:
+    """Return what a proof of so many steps takes where training stays close to float32, in steps.
+
+    Float32 and the candidate train once, and over another seed where the task's own `evaluate` is
+    compared, too. At every checkpoint each of them takes a step. A run that goes on for as long as
+    the loss falls takes more.
+    """
+    first = min(steps, FIRST_STEPS)
+    other_seed = 2 * min(steps, SHORT_STEPS) if evaluated else 0
+    return 2 * first + other_seed + 2 * len(checkpoint_steps(first))
 
 
 def _training_cost(steps: int) -> int:

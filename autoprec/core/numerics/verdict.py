@@ -19,8 +19,8 @@ class Verdict:
     """A candidate judged against float32, with the numbers it rests on.
 
     "equal": trains like float32. "drift": trains, but not like float32. "rejected": does not.
-    "equal at single steps": nothing was trained, so no more can be said. "unproven": the machine
-    stalled.
+    "equal at single steps": nothing was trained to the end, so no more can be said. "unproven": the
+    time limit, or a machine that stalled, ended the check before it told anything.
     `loss_deviation` and `gradient_error` are the largest relative ones of the single-step test,
     `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
     mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
@@ -80,7 +80,7 @@ class ProofEvidence:
     several did. `coarse` names a format of so few bits that short trainings show
     gross failures only. `candidate_run` is the candidate's own run, which may be longer
     than float32's. `max_steps` might have been made, at `trained_batch` (0: the recipe's own).
-    `stalled` says that the machine stalled before the proof was done.
+    `ended_by` is what ended the proof before it was done (empty: nothing did).
     """
 
     comparisons: tuple[StepComparison, ...] = ()
@@ -100,7 +100,7 @@ class ProofEvidence:
     ranks: str = ""
     coarse: str = ""
     candidate_run: Trajectory | None = None
-    stalled: bool = False
+    ended_by: Literal["", "the time limit", "a stalled machine"] = ""
     seconds: float = 0.0
     not_covered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -123,6 +123,14 @@ NOTHING_TO_COMPARE = (
 )
 """What is said of a proof in which float32 has no loss at all."""
 
+STEPS_SETTING = "steps (proof_steps)"
+
+_ADVICE = {
+    "the time limit": "give it a longer `time_limit`",
+    "a stalled machine": f"repeat it, or give it fewer {STEPS_SETTING}",
+}
+"""What to do about a proof that was ended, by what ended it."""
+
 HOW_TO_SEE_LEARNING = (
     "start from weights that have trained for a while (`checkpoint`), or give the check more steps "
     "(`proof_steps`)"
@@ -138,6 +146,22 @@ def describe_single_steps(numbers: Verdict) -> str:
     if numbers.loss_null is None or numbers.loss_deviation <= Tolerance.loss:
         return told
     return f"{told}, where small noise in the weights moves it by {percent(numbers.loss_null)}"
+
+
+def describe_untrained(numbers: Verdict, evidence: ProofEvidence) -> str:
+    """Say that single steps were equal and what kept them from being all."""
+    ended = evidence.ended_by
+    why = f"{ended} ended its trainings ({_ADVICE[ended]})" if ended else "nothing was trained"
+    return f"equal at single steps, but {why}: {describe_single_steps(numbers)}"
+
+
+def describe_ended(evidence: ProofEvidence) -> str:
+    """Say why a proof told nothing, what that left out, and what to do."""
+    ended = evidence.ended_by
+    if not ended:
+        return f"nothing could be compared with float32; give the check more {STEPS_SETTING}"
+    missing = "; ".join(evidence.not_covered)
+    return f"{ended} ended its check, not covered: {missing}; {_ADVICE[ended]}"
 
 
 def describe_end(curves: Check, steps: int) -> str:

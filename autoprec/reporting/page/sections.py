@@ -201,7 +201,8 @@ def _trial(each: TriedRecipe) -> list[str]:
 
 
 def _refusals(profile: Profile) -> str:
-    rows = [[text(each.candidate), text(each.reason)] for each in profile.evidence.refusals]
+    ruled_out = profile.evidence.refusals
+    rows = [[text(each.candidate), text(with_flags(each.reason))] for each in ruled_out]
     return section("Ruled out", table(["what", "why"], rows))
 
 

@@ -26,6 +26,7 @@ from autoprec.tuning.flow.preflight import load_task, run_preflight
 from autoprec.tuning.flow.rounded_vocabulary import measure_rounding
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.builder import build_profile
+from autoprec.tuning.proof.duration import seconds_to_keep_free
 from autoprec.tuning.proof.order import is_float16_next, replace_finalist, run_proofs
 from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.race.run_race import run_race
@@ -171,7 +172,9 @@ def _search(
     found = search_at_goodput(job, study, found, prover.noise_scale, runner)
     job.listener(Note(first_answer(found, job.options.policies)))
     share = SEARCH_SHARE if earlier is None else SECOND_SEARCH_SHARE
-    return run_race(job, study, found, runner, share)
+    history, space = found.trials.history, found.trials.space
+    needed = seconds_to_keep_free(history, space, evaluated=preflight.task.has_evaluate)
+    return run_race(job, study, found, runner, job.deadline.share_before(share, needed))
 
 
 def _profile(job: TuningJob, recipe: Recipe, runner: Runner) -> None:

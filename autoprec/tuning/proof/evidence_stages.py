@@ -37,7 +37,7 @@ class EvidenceStages:
     def of(
         self, recipe: Recipe, evidence: ProofEvidence, seeds: Sequence[int], until_failure: bool
     ) -> Iterator[ProofEvidence]:
-        """Yield the evidence after each stage: same weights, first steps, longer runs."""
+        """Yield the evidence after each stage: same weights, a seed's first steps, longer runs."""
         recorder = self._recorder
         batch = evidence.trained_batch or recipe.batch_size
         runs = recorder.reference(recipe, proof_steps.ProofLength(evidence.max_steps, batch))
@@ -69,6 +69,7 @@ class EvidenceStages:
                 recipe, runs, seed, steps, longest if seed == SEEDS[0] else steps
             )
             evidence = replace(evidence, runs=(*evidence.runs, run))
+            yield evidence
             if not run.candidate.finite:
                 break
             decided = check.passed and not check.undecided and runs.reference.metric is None

@@ -22,14 +22,10 @@ from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.proof.duration import check_seconds
 from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
-from autoprec.tuning.time_limit import (
-    CONFIRMATION_SHARE,
-    PROOF_SHARE,
-    SETTINGS_STEPS,
-    SHORTEST_PROOF_STEPS,
-)
+from autoprec.tuning.time_limit import CONFIRMATION_SHARE, PROOF_SHARE
 
 _SPARED = (
     f"not tried: it is not known to be faster here than {Policy.MIXED_BFLOAT16}, which was tried "
@@ -153,18 +149,11 @@ def _settings(outcome: Outcome, space: Space) -> set[str]:
 
 
 def _ends_in_time(outcome: Outcome, search: SearchResult, share: float, left: float) -> bool:
-    """Return whether the check of a recipe ends in so many seconds, by this share of its steps.
-
-    What was compiled is compiled again: for its settings, at the same weights, and to train.
-    """
-    recipe = search.trials.space.recipe(outcome.point)
-    steps = SETTINGS_STEPS if settings_of(recipe) else 0
-    steps += 0 if is_exact(recipe) else SHORTEST_PROOF_STEPS
-    measured, rate = outcome.measurement, _best_rate(search, Policy.FLOAT32) or outcome.rate
-    if is_reference(recipe) or measured is None or not rate:
-        return True
-    compiling = 3 * measured.warmup_seconds if recipe.compile else 0.0
-    return share * steps * int(outcome.point[BATCH]) / rate + compiling <= left
+    """Return whether the check of a recipe ends in so many seconds, by this share of its steps."""
+    history, trials = search.ranking or search.trials.history, search.trials
+    evaluated = trials.task.has_evaluate
+    needed = check_seconds(outcome, history, trials.space, share=share, evaluated=evaluated)
+    return not needed or needed <= left
 
 
 def _provable_in_time(
@@ -227,10 +216,12 @@ def _prove_all(
         attempt = prover.prove(outcome)
         proven = () if attempt.proven is None else (attempt.proven,)
         refusals = () if attempt.refusal is None else (attempt.refusal,)
+        left_out = (attempt.left_out,) if attempt.left_out else ()
         result = replace(
             result,
             proven=(*result.proven, *proven),
             refusals=(*result.refusals, *refusals),
+            not_covered=(*result.not_covered, *left_out),
             seconds=result.seconds + attempt.seconds,
         )
         guilty |= set(attempt.guilty)

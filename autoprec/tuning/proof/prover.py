@@ -59,13 +59,14 @@ class ProofAttempt:
     """A recipe's proof: the proven recipe, or why it was refused; `seconds` is all that it took.
 
     Neither is set for a recipe that an earlier run of the tuning refused. `guilty` are the
-    settings of it that change what float32 computes.
+    settings of it that change what float32 computes, `left_out` what the time limit left out.
     """
 
     proven: ProvenRecipe | None = None
     refusal: Refusal | None = None
     seconds: float = 0.0
     guilty: tuple[str, ...] = ()
+    left_out: str = ""
 
 
 class Prover:
@@ -201,7 +202,8 @@ class Prover:
             return ProofAttempt(ProvenRecipe(recipe, verdict, rate, seconds, evidence, needed))
         no_islands = not recipe.policy.mixed or rounds_everywhere(recipe)
         if no_islands or self._deadline.passed(PROOF_SHARE):
-            return self._refuse(recipe, verdict.reason)
+            refused = self._refuse(recipe, verdict.reason, told=True)
+            return replace(refused, left_out=self._left_out(recipe, verdict))
         return self._prove_with_islands(recipe, verdict, rate, evidence)
 
     def _needed_evidence(self, recipe: Recipe) -> IslandsEvidence | None:
@@ -232,7 +234,7 @@ class Prover:
         if found.recipe is None or found.verdict is None:
             units = ", ".join(path or "the root" for path in found.tried[:12]) or "none"
             reason = f"{verdict.reason}; {found.reason}. Kept in float32: {units}"
-            return self._refuse(recipe, reason)
+            return replace(self._refuse(recipe, reason), left_out=self._left_out(recipe, verdict))
         worker = self._runner.pids
         timed = run_trial(
             self._runner,
@@ -258,12 +260,24 @@ class Prover:
             )
         )
 
-    def _refuse(self, recipe: Recipe, reason: str) -> ProofAttempt:
+    def _refuse(self, recipe: Recipe, reason: str, *, told: bool = False) -> ProofAttempt:
+        """Refuse a recipe; say so, unless its verdict was `told`."""
         travels = communication_settings(recipe)
         if travels:
             reason = f"with {describe_settings(travels)}: {reason}"
-        self._listener(Judged(recipe, "rejected", reason))
+        if not told:
+            self._listener(Judged(recipe, "rejected", reason))
         return ProofAttempt(refusal=Refusal(recipe.policy.value, reason))
+
+    def _left_out(self, recipe: Recipe, verdict: Verdict) -> str:
+        """Say what the time limit left out of a check that did not accept the recipe."""
+        if not self._deadline.passed(PROOF_SHARE):
+            return ""
+        if verdict.verdict in ("equal at single steps", "unproven"):
+            return f"the rest of the check of {name_recipe(recipe)}"
+        if not recipe.policy.mixed or rounds_everywhere(recipe):
+            return ""
+        return f"which modules {recipe.policy} needs in float32"
 
     def _report_progress(self, phase: str, step: int) -> None:
         self._listener(Progress(phase, step))

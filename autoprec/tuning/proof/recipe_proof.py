@@ -149,14 +149,20 @@ class Proof:
             ranks=_describe_ranks(recipe),
             coarse=DType.FLOAT8.value if recipe.uses_float8 else "",
         )
-        self._recorder.deadline = min(started + STALL_FACTOR * self._budget_seconds, self._until)
+        stalls = started + STALL_FACTOR * self._budget_seconds
+        self._recorder.deadline = min(stalls, self._until)
         try:
             for reached in self._stages.of(recipe, evidence, seeds, until_failure):
                 evidence = reached
         except ProofTimeout as timeout:
             self.forget()
-            missing = (*evidence.not_covered, str(timeout))
-            evidence = replace(evidence, not_covered=missing, stalled=True)
+            evidence = replace(
+                evidence,
+                not_covered=(*evidence.not_covered, str(timeout)),
+                ended_by="the time limit" if self._until <= stalls else "a stalled machine",
+                # the longer run of the candidate alone may overflow yet
+                runs=() if recipe.loss_scale is not None else evidence.runs,
+            )
         except Exception as error:
             if not raised_by_recipe(error):
                 raise
@@ -192,16 +198,24 @@ class Proof:
         batch = f"{own}x{recipe.accumulation_steps}"
         length = self._chosen.get(batch)
         if length is None:
-            step = single = self._recorder.pace(recipe, PACE_SECONDS).seconds_per_step
+            pace = self._recorder.pace(recipe, PACE_SECONDS)
+            step = single = pace.seconds_per_step
             smaller = proof_steps.check_batch(own, single)
             paced = self._pace_at(recipe, smaller) if smaller < own else None
             if paced is not None:
                 own, step = smaller, paced
-            left = max(0.0, min(self._budget_seconds, self._until - time.monotonic()))
-            length = ProofLength(proof_steps.affordable_steps(step, left, single), own)
-            if length.steps < proof_steps.FIRST_STEPS:
+            evaluated = pace.metric is not None
+            beside = (4 if evaluated else 2) * (pace.seconds - len(pace.losses) * single)
+            steps = proof_steps.affordable_steps(
+                step,
+                self._budget_seconds,
+                single,
+                left=max(0.0, self._until - time.monotonic() - max(0.0, beside)),
+                evaluated=evaluated,
+            )
+            length = self._chosen[batch] = ProofLength(steps, own)
+            if steps < proof_steps.FIRST_STEPS:
                 self.forget()  # its checkpoints are others than those of the run that told the pace
-            self._chosen[batch] = length
         return length
 
     def _pace_at(self, recipe: Recipe, batch_size: int) -> float | None:

@@ -53,7 +53,16 @@ def search_at_goodput(
     if job.options.sampler == "cost":
         own = replace(space, batch_sizes=(size,))
         plain = {**found.baseline_point, BATCH: size}
-        search = Search(job, study, own, plain, found.trials.task.units, spent=found.seconds)
+        task = found.trials.task
+        search = Search(
+            job,
+            study,
+            own,
+            plain,
+            task.units,
+            spent=found.seconds,
+            evaluated=task.has_evaluate,
+        )
         search.run(runner)
         space = replace(search.space, batch_sizes=space.batch_sizes)
         missing = tuple(dict.fromkeys((*missing, *search.not_covered)))

@@ -23,6 +23,7 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status, ran, setup_seconds
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.proof.duration import seconds_to_keep_free
 from autoprec.tuning.proof.needed_islands import (
     find_needed_islands,
     may_need_islands,
@@ -59,7 +60,8 @@ class Search:
     it does becomes the baseline (`fitting_baseline` of the history tells which). Where a policy
     raises in the task's own code, its recipes are measured with the modules in float32 that it
     cannot run without; `units` are the modules there are. `spent` are the seconds of its limit that
-    an earlier search took, and it ends when this `share` of the time limit has passed. Trials at
+    an earlier search took, and it ends when this `share` of the time limit has passed, or before,
+    for the check to have its time (`evaluated`: of a task with an `evaluate` of its own). Trials at
     batches that the space does not have do not count.
     """
 
@@ -74,8 +76,9 @@ class Search:
         *,
         spent: float = 0.0,
         share: float = SEARCH_SHARE,
+        evaluated: bool = False,
     ) -> None:
-        self._share = share
+        self._share, self._evaluated = share, evaluated
         self._job, self._study, self._units = job, study, units
         self._space = with_needed_islands(study, space)
         self._beyond_repair: set[Policy] = set()
@@ -129,8 +132,8 @@ class Search:
             settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
                 return history
-            over = self._time_limit_reached() if history else None
-            left = job.deadline.left(self._share)
+            over = self._time_limit_reached(history) if history else None
+            left = job.deadline.left(self._share_of(history))
             decision = over or _decide(job, space, settled, history, repeats, left)
             if isinstance(decision, Stop):
                 late = over is not None or decision is OUT_OF_TIME
@@ -161,10 +164,15 @@ class Search:
             said.append("batches whose steps are too long to be checked in the time")
         return tuple(said)
 
-    def _time_limit_reached(self) -> Stop | None:
+    def _share_of(self, history: Sequence[Outcome]) -> float:
+        """Return the share of the time limit at which the search ends, by what is known so far."""
+        kept_free = seconds_to_keep_free(history, self._space, evaluated=self._evaluated)
+        return self._job.deadline.share_before(self._share, kept_free)
+
+    def _time_limit_reached(self, history: Sequence[Outcome]) -> Stop | None:
         """Say which limit has ended the search; None while there is time."""
         options = self._job.options
-        if self._job.deadline.passed(self._share):
+        if self._job.deadline.passed(self._share_of(history)):
             return Stop(f"its share of the time limit of {options.time_limit:g} s is used up")
         limit = options.search_limit
         if limit is not None and self.seconds >= limit:
@@ -225,7 +233,7 @@ class Search:
             recipe,
             problem=failed.reason,
             budget=budget,
-            out_of_time=lambda: self._time_limit_reached() is not None,
+            out_of_time=lambda: self._time_limit_reached(self._history()) is not None,
         )
         if why_not:
             self._beyond_repair.add(recipe.policy)

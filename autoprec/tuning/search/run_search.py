@@ -43,6 +43,7 @@ def run_search(
         preflight.task.units,
         spent=0.0 if earlier is None else earlier.seconds,
         share=SEARCH_SHARE if earlier is None else SECOND_SEARCH_SHARE,
+        evaluated=preflight.task.has_evaluate,
     )
     if earlier is None and not preflight.rehearsed:
         search.measure_since_resume(runner)

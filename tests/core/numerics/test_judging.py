@@ -186,7 +186,9 @@ def test_without_a_trajectory_nothing_is_equal_but_single_steps():
 )
 def test_a_stalled_machine_is_no_fault_of_the_precision(steps_, verdict):
     stalled = replace(
-        evidence(drifting(0.02), comparisons=steps_), stalled=True, not_covered=("all",)
+        evidence(drifting(0.02), comparisons=steps_),
+        ended_by="a stalled machine",
+        not_covered=("all",),
     )
     found = judge(stalled, DEFAULT)
     assert found.verdict == verdict
@@ -194,6 +196,26 @@ def test_a_stalled_machine_is_no_fault_of_the_precision(steps_, verdict):
     assert not found.accepted
     lost = (StepComparison(2, None, 1.0, None),)
     assert judge(replace(stalled, comparisons=lost), DEFAULT).verdict == "rejected"
+
+
+def test_a_training_that_stayed_close_before_the_proof_was_ended_tells_enough():
+    """As a proof of so few steps would have told; a longer one that was asked for is missed."""
+    ended = evidence(
+        times(1.001), ended_by="the time limit", not_covered=("a training of 120 steps",)
+    )
+    ended = replace(ended, runs=ended.runs[:1])
+    found = judge(ended, DEFAULT)
+    assert found.verdict == "equal"
+    assert found.reason.endswith("(not covered: a training of 120 steps)")
+    for but in (
+        {"long_runs": ended.runs},
+        {"coarse": "float8"},
+        {"runs": evidence(times(1.008)).runs[:1]},
+        {"ended_by": "a stalled machine"},
+    ):
+        found = judge(replace(ended, **but), DEFAULT)
+        assert found.verdict == "equal at single steps"
+        assert "ended its trainings" in found.reason
 
 
 def test_a_verdict_says_over_which_part_of_training_it_was_equal():

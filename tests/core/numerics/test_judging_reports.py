@@ -97,11 +97,23 @@ def test_steps_in_which_nothing_was_learned_say_so():
     assert "the loss did not fall in these steps" in found.reason
 
 
-def test_a_stalled_machine_says_what_it_left_out_and_what_to_do():
-    stalled = evidence(drifting(0.02), comparisons=(), stalled=True, not_covered=LEFT_OUT)
-    found = judge(stalled, DEFAULT)
+@pytest.mark.parametrize(
+    ("ended_by", "advice"),
+    [
+        ("the time limit", "give it a longer `time_limit`"),
+        ("a stalled machine", "repeat it, or give it fewer steps (proof_steps)"),
+    ],
+)
+def test_a_proof_that_was_ended_says_by_what_what_it_left_out_and_what_to_do(ended_by, advice):
+    ended = evidence(drifting(0.02), comparisons=(), ended_by=ended_by, not_covered=LEFT_OUT)
+    found = judge(ended, DEFAULT)
     assert found.verdict == "unproven"
     assert found.reason == (
-        "not covered: the short training with seed 1; evaluate(model); repeat it, or give it fewer "
-        "steps (proof_steps)"
+        f"{ended_by} ended its check, not covered: the short training with seed 1; "
+        f"evaluate(model); {advice}"
+    )
+    found = judge(replace(ended, comparisons=points()), DEFAULT)
+    assert found.verdict == "equal at single steps"
+    assert found.reason.startswith(
+        f"equal at single steps, but {ended_by} ended its trainings ({advice}): loss within"
     )

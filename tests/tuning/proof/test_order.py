@@ -31,7 +31,7 @@ from autoprec.tuning.stage_results import (
     ProvenRecipe,
     SearchResult,
 )
-from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
+from autoprec.tuning.time_limit import Deadline
 from autoprec.tuning.trials import Trials
 from tests.core.device.test_policies import facts as device
 
@@ -230,77 +230,6 @@ def test_a_plain_recipe_that_failed_itself_is_not_proven_twice() -> None:
     history = (ran(100, F32), ran(200, BF16), ran(120, BF16, compiled=True))
     asked, _ = prove(*history, broken=[("mixed_bfloat16", False)])
     assert asked == [(BF16, 32, False), (F32, 32, False)]
-
-
-def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
-    late = Deadline(0.0, 1.0, lambda: PROOF_SHARE)
-    history = (ran(100, F32), ran(200, BF16))
-    asked, result = prove(*history, deadline=late)
-    assert asked == [(F32, 32, False)]
-    assert [proven.recipe.policy for proven in result.proven] == [F32]
-    assert said(result)["mixed_bfloat16"] == "no time was left to check it"
-    assert result.not_covered == ("the check of mixed_bfloat16",)
-    compiled = ran(120, F32, compiled=True)
-    asked, result = prove(*history, compiled, deadline=late)
-    assert asked == [(F32, 32, False)]
-    assert [proven.recipe.compile for proven in result.proven] == [False]
-    left_out = ("the check of mixed_bfloat16", "the check of float32's fastest recipe")
-    assert result.not_covered == left_out
-    assert "float32" not in said(result)
-    with pytest.raises(NoFeasibleRecipe, match="no time was left to check it"):
-        prove(compiled, deadline=late)
-
-
-def test_without_time_what_is_clearly_slower_than_what_passed_stays_out() -> None:
-    readings = iter([0.0, 0.0, 1000 * PROOF_SHARE, 1000 * PROOF_SHARE])
-    later = Deadline(0.0, 1000.0, lambda: next(readings))
-    asked, result = prove(ran(100, F32), ran(200, BF16), deadline=later)
-    assert asked == [(BF16, 32, False)]
-    assert result.not_covered == ()
-
-
-@pytest.mark.parametrize(("seconds", "batch"), [(100.0, 64), (20.0, 16), (5.0, 16)])
-def test_a_batch_whose_proof_would_not_end_in_time_gives_way_to_a_smaller_one(
-    seconds: float, batch: int
-) -> None:
-    """40 steps of float32 at batch 64 take 26 s, at batch 16 6 s, and half of them 3 s."""
-    limited = Deadline(0.0, seconds, lambda: 0.0)
-    history = (ran(100, F32), ran(200, BF16, 64), ran(190, BF16, 16))
-    asked, result = prove(*history, deadline=limited)
-    assert asked[0] == (BF16, batch, False)
-    left_out = ("the check of mixed_bfloat16 at batch 64, which is faster",)
-    assert result.not_covered == (left_out if batch == 16 else ())
-
-
-def test_a_check_that_would_not_end_in_time_is_not_begun() -> None:
-    limited = Deadline(0.0, 3.0, lambda: 0.0)
-    history = (ran(100, F32), ran(200, BF16, 64), ran(190, BF16, 16))
-    asked, result = prove(*history, deadline=limited)
-    assert asked == [(F32, 32, False)]
-    assert said(result)["mixed_bfloat16"] == "no time was left to check it"
-    assert result.not_covered == ("the check of mixed_bfloat16",)
-
-
-def test_where_a_check_fails_no_other_one_begins_that_would_not_end_in_time() -> None:
-    readings = iter([0.0, 0.0])
-    late = Deadline(0.0, 1000.0, lambda: next(readings, 1000 * PROOF_SHARE - 1.0))
-    history = [ran(100, F32), ran(200, BF16, compiled=True), ran(120, BF16)]
-    asked, _ = prove(*history, broken=[("mixed_bfloat16", True)], deadline=late)
-    assert asked == [(BF16, 32, True), (F32, 32, False)]
-
-
-def test_what_needs_no_proof_is_taken_at_any_batch() -> None:
-    limited = Deadline(0.0, 20.0, lambda: 0.0)
-    asked, result = prove(ran(90, F32, 16), ran(100, F32, 64), deadline=limited)
-    assert asked == [(F32, 64, False)]
-    assert result.not_covered == ()
-
-
-def test_a_smaller_batch_that_is_slower_than_float32_is_not_proven_for_lack_of_time() -> None:
-    limited = Deadline(0.0, 20.0, lambda: 0.0)
-    asked, result = prove(ran(100, F32), ran(200, BF16, 64), ran(80, BF16, 16), deadline=limited)
-    assert asked[0] == (BF16, 64, False)
-    assert result.not_covered == ()
 
 
 def test_where_nothing_passes_every_reason_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import TrialFailure
-from autoprec.tuning.events import silent
+from autoprec.tuning.events import Judged, silent
 from autoprec.tuning.options import Options
 from autoprec.tuning.proof import prover as module
 from autoprec.tuning.proof.prover import ProofAttempt, Prover
@@ -206,6 +207,32 @@ def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert attempt.proven is None
     assert attempt.refusal is not None
     assert "the check ended with out_of_memory" in attempt.refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "late", "left_out"),
+    [
+        (0.0, True, "the rest of the check of mixed_bfloat16 at batch 8"),
+        (0.5, True, "which modules mixed_bfloat16 needs in float32"),
+        (0.5, False, ""),
+    ],
+)
+def test_what_time_was_missing_for_is_told_and_nothing_is_called_rejected_that_was_not(
+    error: float, late: bool, left_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(JOB, "listener", told.append)
+    if late:
+        monkeypatch.setattr(JOB, "deadline", Deadline(-2.0, 1.0, lambda: 0.0))
+    stalls = math.inf if error else 3
+    attempt = prove(FakeTracer(error=error, step_error=error, stalls_after=stalls), monkeypatch)
+    assert attempt.left_out == left_out
+    assert attempt.refusal is not None
+    judged = [event.verdict for event in told if isinstance(event, Judged)]
+    if late:
+        assert judged == ["rejected" if error else "unproven"]
+    if not error:
+        assert attempt.refusal.reason.startswith("the time limit ended its check")
 
 
 ISLANDS = IslandsEvidence("runs with norm in float32", 4, 0.1, 0.8)

@@ -16,7 +16,7 @@ from autoprec.errors import Interrupted
 from autoprec.tuning.proof import recipe_proof as proving
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from tests.tuning.proof.fake_tracer import BFLOAT16, FakeTracer, falls
+from tests.tuning.proof.fake_tracer import BFLOAT16, FLOAT16, FakeTracer, falls
 
 
 def test_a_good_recipe_is_equal_and_everything_was_covered():
@@ -171,6 +171,29 @@ def test_what_stalls_after_the_single_steps_is_equal_at_those_only():
     assert any("training of 60 steps" in text for text in verdict.not_covered)
 
 
+class StallsAtTheEnd(FakeTracer):
+    """A machine that stalls when the second seed is trained."""
+
+    def trajectory(self, *, seed, **kwargs):
+        self.stalls_after = 3 if seed else math.inf
+        return super().trajectory(seed=seed, **kwargs)
+
+
+def test_a_training_that_was_done_before_time_was_over_counts_if_it_stayed_close():
+    limit = time.monotonic() + 1000
+
+    def verdict(recipe=BFLOAT16, error=0.0, until=limit):
+        tracer = StallsAtTheEnd(metric=0.9, error=error)
+        return Proof(tracer, steps=30, until=until).prove(recipe)
+
+    done = verdict()
+    assert done.verdict == "equal"
+    assert done.not_covered == ("a training of 30 steps (no time was left at step 3)",)
+    assert verdict(error=0.0006).verdict == "equal at single steps"
+    assert verdict(FLOAT16).verdict == "equal at single steps"  # it has to train for longer
+    assert verdict(until=math.inf).verdict == "equal at single steps"  # the machine stalled
+
+
 def test_the_verdict_is_the_same_however_slow_the_machine_is(monkeypatch):
     def verdict(pause):
         now = itertools.count(0.0, pause)
@@ -203,8 +226,32 @@ def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():
     limited = Proof(FakeTracer(step_seconds=1.0), seconds=600, until=time.monotonic() + 10)
     assert limited.prove(BFLOAT16).most_steps == 8
     assert Proof(FakeTracer(step_seconds=1.0), seconds=600).prove(BFLOAT16).most_steps == 120
-    over = Proof(FakeTracer(stalls_after=3), steps=30, until=time.monotonic())
-    assert over.prove(BFLOAT16).verdict == "unproven"
+    over = Proof(FakeTracer(stalls_after=3), steps=30, until=time.monotonic()).prove(BFLOAT16)
+    assert over.verdict == "unproven"
+    assert over.reason.startswith("the time limit ended its check")
+
+
+class Evaluates(FakeTracer):
+    """Calls a metric that takes some seconds after every training."""
+
+    def trajectory(self, *, recipe, **kwargs):
+        run = super().trajectory(recipe=recipe, **kwargs)
+        return replace(run, seconds=run.seconds + self.evaluating, step_seconds=self.step_seconds)
+
+    evaluating = 0.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "evaluating", "steps"),
+    [(None, 0.0, 30), (None, 2.0, 8), (0.9, 0.0, 8), (0.9, 2.0, 8)],
+)
+def test_no_check_is_begun_that_usually_takes_longer_than_there_is_time(metric, evaluating, steps):
+    """In 10 s: 68 steps of 0.1 s, and another seed's 60 where a metric is compared."""
+    tracer = Evaluates(step_seconds=0.1, metric=metric)
+    tracer.evaluating = evaluating
+    limited = Proof(tracer, until=time.monotonic() + 10).prove(BFLOAT16)
+    assert (limited.most_steps, limited.verdict) == (steps, "equal")
+    assert Proof(tracer).prove(BFLOAT16).most_steps == 120
 
 
 @pytest.mark.parametrize(

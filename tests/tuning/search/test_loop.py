@@ -245,3 +245,26 @@ def test_no_trial_begins_that_would_not_end_in_its_share_of_the_limit(
     assert tuning.notes[-1].endswith(
         "no further trial would end within its share of the time limit"
     )
+
+
+@pytest.mark.parametrize(("faster", "trials"), [(2.0, 4), (0.5, 5)])
+def test_the_search_ends_earlier_where_the_check_needs_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: float, trials: int
+) -> None:
+    """86 steps of float32, of half a second, end within 80 s if they begin before 37 s.
+
+    What is slower than float32 is not checked, and the search has its 45 s.
+    """
+    space = replace(SPACE, batch_sizes=(32, 64))
+    tuning = Tuning(tmp_path, space, sampler="grid", time_limit=100.0)
+    tuning.limit(100.0)
+
+    def slow(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
+        tuning.now += 10.0
+        speed = faster if recipe.policy.mixed else 1.0
+        plain = recipe.memory_format == "contiguous"
+        return ran_at(point, 64.0 * (speed if plain else 0.9), warmup_seconds=0.5)
+
+    monkeypatch.setattr(search_loop, "run_trial", slow)
+    tuning.run()
+    assert len(tuning.history) == trials
