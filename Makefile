@@ -39,10 +39,10 @@ $(VENV)/.docs-installed: $(VENV)/.all-installed
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.scale-installed: $(VENV)/.all-installed
+$(VENV)/.scale-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev,ray]'
 	@$(COMPILE)
-	@touch $@
+	@touch $@ $(VENV)/.all-installed $(VENV)/.demo-installed
 
 $(VENV)/.integrations-installed: $(VENV)/.docs-installed
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev,docs,integrations]'
@@ -65,13 +65,20 @@ docs: $(VENV)/.docs-installed  ## Build the documentation into build/docs (a war
 .PHONY: test
 test: lint types tests  ## Run the checks: format, lint, types, tests (ALSO="release scale slow zoo": as CI does).
 
+# What takes long, or what other targets run, is left out, but for what ALSO names: CI's
+# `ALSO="release scale slow zoo"` runs all of it in one schedule, where a long test of one kind leaves
+# no process waiting.
+ALSO :=
+EVERY_DAY := not gpu and not integrations $(foreach m,$(filter-out $(ALSO),release scale slow zoo),and not $(m))
+TESTS_INSTALLED := $(VENV)/.$(if $(filter scale,$(ALSO)),scale,all)-installed
+
 .PHONY: lint
-lint: $(VENV)/.all-installed  ## Check format and lint.
+lint: $(TESTS_INSTALLED)  ## Check format and lint.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
 .PHONY: types
-types: $(VENV)/.all-installed  ## Check types (mypy, strict).
+types: $(TESTS_INSTALLED)  ## Check types (mypy, strict).
 	$(BIN)/mypy
 
 # One process with both torch and TensorFlow is fragile, so each framework's tests run in processes
@@ -82,13 +89,6 @@ ONE_THREAD := OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=
 # Compiled modules are kept: hundreds of processes import them again.
 unexport PYTHONDONTWRITEBYTECODE
 RUN_FILES_IN_PARALLEL := $(ONE_THREAD) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
-
-# What takes long, or what other targets run, is left out, but for what ALSO names: CI's
-# `ALSO="release scale slow zoo"` runs all of it in one schedule, where a long test of one kind leaves
-# no process waiting.
-ALSO :=
-EVERY_DAY := not gpu and not integrations $(foreach m,$(filter-out $(ALSO),release scale slow zoo),and not $(m))
-TESTS_INSTALLED := $(VENV)/.$(if $(filter scale,$(ALSO)),scale,all)-installed
 
 .PHONY: check
 check: lint types tests-plain  ## Run the checks of a minute: format, lint, types, and the tests without a framework.

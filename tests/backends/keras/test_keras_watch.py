@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,9 +76,14 @@ def broken(name: str, watch: str, updates: int = 60) -> tuple[Any, list[str]]:
     return precision, [str(each.message) for each in said if "updates in" in str(each.message)]
 
 
+@functools.cache
+def mended(name: str) -> tuple[Any, list[str]]:
+    return broken(name, "float32")
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_late_break_is_told_and_mended(name: str) -> None:
-    precision, said = broken(name, "float32")
+    precision, said = mended(name)
     checks = precision.watched
     assert not checks[0].problem, "healthy at first"
     acted = [index for index, each in enumerate(checks) if each.action]
@@ -147,7 +153,7 @@ def test_weights_that_are_lost_between_two_checks_are_told_of() -> None:
 
 
 def test_what_mends_is_few_layers() -> None:
-    precision, said = broken("frequency", "float32")
+    precision, said = mended("frequency")
     assert "last" not in precision.state_dict()["watch"]["float32_modules"]
     assert any("frequency" in each for each in said)
 
