@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -220,12 +221,20 @@ def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_time_was_missing_for_is_told_and_nothing_is_called_rejected_that_was_not(
     error: float, late: bool, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Time runs out before the check begins where it fails nothing, else while it compares."""
     told: list[Any] = []
     monkeypatch.setattr(JOB, "listener", told.append)
-    if late:
-        monkeypatch.setattr(JOB, "deadline", Deadline(-2.0, 1.0, lambda: 0.0))
     stalls = math.inf if error else 3
-    attempt = prove(FakeTracer(error=error, step_error=error, stalls_after=stalls), monkeypatch)
+    tracer = FakeTracer(error=error, step_error=error, stalls_after=stalls)
+    if late:
+        began = time.monotonic()
+
+        def clock() -> float:
+            is_late = not error or "compare_steps" in tracer.calls
+            return began + (2000.0 if is_late else 0.0)
+
+        monkeypatch.setattr(JOB, "deadline", Deadline(began, 1000.0, clock))
+    attempt = prove(tracer, monkeypatch)
     assert attempt.left_out == left_out
     assert attempt.refusal is not None
     judged = [event.verdict for event in told if isinstance(event, Judged)]
