@@ -1,4 +1,4 @@
-"""Builders that several test files need: measurements, outcomes, profiles, devices, a clock."""
+"""What several test files need: measurements, outcomes, profiles, devices, a clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from autoprec.core.device.facts import DeviceFacts, Fingerprint
+from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.merging import merge
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
@@ -25,6 +26,8 @@ from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.name_lookup import hypothetical_observation
+from autoprec.measurement_cache import TimedDevice, remember
+from autoprec.probing import probe_here
 
 
 def steady(step_seconds: float, samples_per_step: float = 32.0, **fields: Any) -> Measurement:
@@ -71,6 +74,16 @@ def device_of_family(name: str) -> DeviceFacts:
     """Return what the catalogue tells of a device of this family that is not here."""
     family = load_catalogue().family(name)
     return merge(hypothetical_observation(family), family)
+
+
+def remember_products(framework: str) -> None:
+    """Keep made-up products of this machine's CPU in the cache folder that is set."""
+    machine = probe_here(device="cpu")
+    products = (Product(DType.FLOAT32, gflops=100.0), Product(DType.BFLOAT16, gflops=300.0))
+    measured = Measurements(framework, products, 20.0, date="2026-11-24")
+    fingerprint = machine.devices[0].facts.fingerprint
+    version = machine.frameworks_installed[framework]
+    remember(TimedDevice(fingerprint, framework, version, measured))
 
 
 def no_contention() -> Any:

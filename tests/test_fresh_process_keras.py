@@ -1,6 +1,7 @@
 """A profile tuned for Keras trains to the same weights, bit by bit, in every fresh process.
 
-The tuning and the processes that train are a user's: nothing of them was imported beforehand.
+The processes that train are a user's, and so is the tuning that goes on where another has ended:
+nothing of them was imported beforehand.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from processes import AUTOPREC
 
+from autoprec.cli import main
 from autoprec.core.dtypes import Policy
 from autoprec.profiles import load_profile
 
@@ -79,19 +81,19 @@ print(json.dumps([trained(way) for way in ways]))
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("unmeasured")
 def test_a_profile_gives_the_weights_of_keras_own_policy_in_every_fresh_process(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one thread sums are formed in one order; plain float32 ends with other weights."""
     task, profile = tmp_path / "model.py", tmp_path / "model.profile.yaml"
     task.write_text(TASK, encoding="utf-8")
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        monkeypatch.setenv(name, "1")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, tmp_path))),
         "TMPDIR": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
 
@@ -110,8 +112,12 @@ def test_a_profile_gives_the_weights_of_keras_own_policy_in_every_fresh_process(
     quick = ("--trials", 2, "--rounds", 1, "--proof-steps", 30, "--no-extras")
     own = ("--output", profile, "--storage", tmp_path / "study.journal")
     only = ("--device", "cpu", "--policies", "mixed_bfloat16", "--batch-sizes", 32)
-    run(*AUTOPREC, "tune", task, *only, *own, *quick)
-    recipe = load_profile(profile).recipe
+    words = list(map(str, ("tune", task, *only, *own, *quick)))
+    assert main(words) == 0
+    tuned = load_profile(profile)
+    run(*AUTOPREC, *words)
+    assert load_profile(profile) == tuned
+    recipe = tuned.recipe
     assert recipe.policy is Policy.MIXED_BFLOAT16
     assert (recipe.batch_size, recipe.accumulation_steps) == (32, 1)
 

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from factories import remember_products
 
 from autoprec.cli import main
-from autoprec.core.device.measurements import Measurements, Product
-from autoprec.core.dtypes import DType
-from autoprec.measurement_cache import FOLDER_VARIABLE, TimedDevice, remember
-from autoprec.probing import probe_here
+from autoprec.measurement_cache import FOLDER_VARIABLE
 
 Planned = Callable[..., str]
 
@@ -121,12 +119,7 @@ def test_on_a_cpu_that_was_measured_before_its_own_figures_count(
     wide = WIDE.format(batch=1024)
     assert "cannot be said" in expected(planned(wide, "cpu", *words))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-    machine = probe_here(device="cpu")
-    version = next(each.version for each in machine.frameworks if each.name == "torch")
-    products = (Product(DType.FLOAT32, gflops=100.0), Product(DType.BFLOAT16, gflops=300.0))
-    measured = Measurements("torch", products, 20.0, date="2026-11-24")
-    fingerprint = machine.devices[0].facts.fingerprint
-    remember(TimedDevice(fingerprint, "torch", version, measured))
+    remember_products("torch")
     said = expected(planned(wide, "cpu", *words))
     assert "cannot be said" not in said
     assert "by mixed_bfloat16: float32 takes at least" in said

@@ -183,12 +183,13 @@ def test_lightnings_fit_is_served_and_a_killed_worker_replaced(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("unmeasured", "workers_with_trainers")
 @pytest.mark.parametrize("script", [lightning(), TRANSFORMERS], ids=["lightning", "transformers"])
 def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, request: pytest.FixtureRequest
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, with_trainers: ForkServer
 ) -> None:
     """What it is found to be, and what its starts cost, is said; the same command resumes it."""
+    assert with_trainers.pid  # it runs before there is a mark to find survivors by
     monkeypatch.setenv("AUTOPREC_CACHE", str(tmp_path / "cache"))
     project = Project(tmp_path, script)
     monkeypatch.setenv("AUTOPREC_STARTS", str(project.starts))
@@ -201,11 +202,7 @@ def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
 
     settings: dict[str, Any] = {"device": "cpu", "extras": False, "trials": 2, "rounds": 1}
     settings |= {"proof_steps": 8, "listener": listen, "arguments": ["--rate", "1e-3"]}
-    with pytest.MonkeyPatch.context() as patch:
-        if script != TRANSFORMERS:  # its workers are started as users start them
-            patch.setattr(ForkServer, "can_start", lambda server, environment: False)
-        request.getfixturevalue("workers_with_trainers")
-        profile = tune("train.py", **settings)
+    profile = tune("train.py", **settings)
     assert survivors(str(tmp_path), 2.0) == []
     assert profile.task.file == "train.py"
     assert (profile.task.arguments, profile.task.at) == (("--rate", "1e-3"), 1)
@@ -217,7 +214,10 @@ def test_a_whole_tuning_starts_the_script_a_few_times_and_leaves_a_profile(
     assert any("found train.py:" in each for each in said)
     assert any(each.startswith("its own start took ") for each in said)
     begun = project.started
-    assert tune("train.py", **settings) == profile
+    with pytest.MonkeyPatch.context() as patch:
+        if script != TRANSFORMERS:  # its worker is started as users start them
+            patch.setattr(ForkServer, "can_start", lambda server, environment: False)
+        assert tune("train.py", **settings) == profile
     assert project.started == begun + 1  # only to see that it is the same training
     said.clear()
     how: dict[str, Any] = {"device": "cpu", "rounds": 1, "listener": listen}

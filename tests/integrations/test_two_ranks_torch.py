@@ -80,7 +80,7 @@ def by_torchrun(trainer: str, what: str, folder: Path) -> list[dict[str, Any]]:
 def test_ranks_train_as_one_process_with_the_whole_batch(
     trainer: str, tmp_path: Path, two_ranks: Ranks
 ) -> None:
-    """Lightning's are started by torchrun itself."""
+    """Accelerate's, which are imported sooner, are started by torchrun itself."""
     from tests.integrations import two_ranks as script
 
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def test_ranks_train_as_one_process_with_the_whole_batch(
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
-    start = by_torchrun if trainer == "lightning" else two_ranks
+    start = by_torchrun if trainer == "accelerate" else two_ranks
     found = start(trainer, "training", tmp_path)
     assert found[0]["weights"] == found[1]["weights"]
     for weights, parameter in zip(found[0]["weights"], model.parameters(), strict=True):

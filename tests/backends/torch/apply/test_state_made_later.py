@@ -141,3 +141,71 @@ def test_a_skipped_step_leaves_nothing_infinite_in_what_hooks_see(
         assert precision.backward_and_step(loss) is (index != at)
         assert shown.average.isfinite().all()
         assert math.isfinite(shown.number)
+
+
+class Normaliser:
+    """Is no module, as those of rewards and targets are written."""
+
+    def __init__(self) -> None:
+        self.mean, self.number = torch.zeros(3), 0.0
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
+        self.number = 0.9 * self.number + float(outputs.detach().mean())
+        return outputs - self.mean
+
+
+class Loop:
+    """A training loop in an object, which holds one more."""
+
+    def __init__(self) -> None:
+        self.normaliser = Normaliser()
+
+    def train(self, at: int) -> list[Normaliser]:
+        torch.manual_seed(0)
+        model, normaliser = nn.Linear(6, 3), Normaliser()
+        precision = apply(FLOAT16, model, adam(model))
+        for index, (inputs, targets) in enumerate(samples(7, overflowing=[at])):
+            outputs = normaliser(self.normaliser(precision.forward(inputs)))
+            loss = nn.functional.cross_entropy(outputs, targets)
+            assert precision.backward_and_step(loss) is (index != at)
+        return [normaliser, self.normaliser]
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_a_skipped_step_leaves_nothing_infinite_in_objects_that_the_loop_calls(at: int) -> None:
+    for each in Loop().train(at):
+        assert each.mean.isfinite().all()
+        assert math.isfinite(each.number)
+
+
+class Quantiser(nn.Module):
+    """Moves the codes of a frozen table towards what it is given, in place or by new data."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.linear, self.codes, self.in_place = nn.Linear(6, 3), nn.Embedding(4, 3), in_place
+        self.codes.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        moved = 0.9 * self.codes.weight + 0.1 * h.detach().float().mean(0)
+        if self.in_place:
+            with torch.no_grad():
+                self.codes.weight.copy_(moved)
+        else:
+            self.codes.weight.data = moved
+        return h + self.codes(x[:, 0].long().clamp(0, 3))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_skipped_step_leaves_a_table_of_codes_as_it_was(at: int, in_place: bool) -> None:
+    torch.manual_seed(0)
+    model = Quantiser(in_place=in_place)
+    precision = apply(FLOAT16, model, adam(model))
+    for index, (inputs, targets) in enumerate(samples(7, overflowing=[at])):
+        before = model.codes.weight.clone()
+        loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
+        assert precision.backward_and_step(loss) is (index != at)
+        assert torch.equal(model.codes.weight, before) is (index == at)
