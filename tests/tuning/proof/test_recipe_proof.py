@@ -234,8 +234,8 @@ def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():
 class Evaluates(FakeTracer):
     """Calls a metric that takes some seconds after every training."""
 
-    def trajectory(self, *, recipe, **kwargs):
-        run = super().trajectory(recipe=recipe, **kwargs)
+    def _run(self, *args, **kwargs):
+        run = super()._run(*args, **kwargs)
         return replace(run, seconds=run.seconds + self.evaluating, step_seconds=self.step_seconds)
 
     evaluating = 0.0
