@@ -9,8 +9,8 @@ from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING, Verdict
 from autoprec.core.profile import BatchChoice, Chosen, Profile
 from autoprec.core.profile.fit import lacked_time
 from autoprec.core.recipe import FLOAT8
-from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn
+from autoprec.core.speed.noise import is_faster
 from autoprec.reporting.flags import with_flags
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
@@ -126,8 +126,7 @@ def _caveat(profile: Profile) -> str:
         return f"no lower precision was both faster and passed its check{within}; "
     waterfall = profile.evidence.waterfall
     own = [part.speedup for part in waterfall if part.what in (FLOAT8, PRECISION)]
-    pays = not own or any(part.low > 1.0 and part.ratio >= 1.0 + SPEED.min_gain for part in own)
-    return "" if pays else "lower precision brings no gain here; "
+    return "" if not own or any(map(is_faster, own)) else "lower precision brings no gain here; "
 
 
 def further_lines(profile: Profile) -> list[str]:

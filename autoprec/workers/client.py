@@ -26,6 +26,7 @@ from typing import IO, Any
 from autoprec.backends.protocol import Engine, ProgressCallback, RankPlace
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.errors import UsageError
+from autoprec.workers import memory_limit
 from autoprec.workers.channel import TOKEN_BYTES, Channel, ChannelClosed
 from autoprec.workers.environment import worker_environment
 from autoprec.workers.failures import (
@@ -36,11 +37,6 @@ from autoprec.workers.failures import (
     match_failure,
 )
 from autoprec.workers.handlers import LoadedTask, type_hints_of
-from autoprec.workers.memory_limit import (
-    ERROR_REPORT_BYTES,
-    free_main_memory,
-    memory_budget,
-)
 from autoprec.workers.task_source import TaskSource
 from autoprec.workers.timeouts import (
     FIRST_STEP_TIMEOUT_SECONDS,
@@ -79,8 +75,8 @@ class WorkerSettings:
     def guard_bytes(self) -> int | None:
         """Return the main memory at which the guard ends the worker; None if unknown."""
         if self.memory_bytes is not None:
-            return self.memory_bytes + ERROR_REPORT_BYTES  # at its own limit the worker says so
-        left = memory_budget(free_main_memory())
+            return self.memory_bytes + memory_limit.ERROR_REPORT_BYTES  # at its own it says so
+        left = memory_limit.memory_budget(memory_limit.free_main_memory())
         return None if left is None else left // self.nproc
 
 

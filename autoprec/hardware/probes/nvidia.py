@@ -3,7 +3,8 @@
 NVML counts every GPU of the machine in the order of the PCI bus; CUDA counts the visible ones, the
 fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and of a divided GPU (MIG) some instances, by
 rules that its driver alone knows. If NVML is missing or does not tell, CUDA itself is asked,
-which takes longer. Whether a GPU is present at all is seen without any driver library.
+which takes longer: the compute capability is `nvml`'s or `cuda_child`'s. Whether a GPU is present
+at all is seen without any driver library.
 
 Sources of the latter: NVIDIA driver README, "The /proc file system interface" and "Device files"
 (nvidia0); Jetson Linux developer guide (nvhost and nvgpu device files, nvmap); Microsoft, "GPU
