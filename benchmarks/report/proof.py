@@ -106,6 +106,9 @@ def proof_costs(path: Path) -> Iterator[str]:
     yield f"Judged otherwise than before: {_differing(pairs)}."
     yield ""
     yield from _caught_by_zoo(found["rows"])
+    if "note" in found:
+        yield ""
+        yield found["note"]
     smaller = path.with_name(f"{path.stem}-smaller{path.suffix}")
     if smaller.exists():
         less = json.loads(smaller.read_text())

@@ -118,14 +118,16 @@ def test_what_checks_say_of_all_tasks_is_told_by_folder_and_who_is_judged_wrong(
     before = {**head, "commit": "b", "rows": [{**first, "cost": 200.0}]}
     path = tmp_path / "costs.json"
     path.with_name("costs-earlier.json").write_text(json.dumps(before))
-    path.write_text(json.dumps({**head, "rows": [first, missed, flagged, doubtful]}))
+    rows = [first, missed, flagged, doubtful]
+    path.write_text(json.dumps({**head, "note": "Some were left out.", "rows": rows}))
     lines = list(proof.proof_costs(path))
     assert "| zoo | float16 | equal | 1 | 150 | 200 |" in lines
     told = {line.split(" | ")[0]: line for line in lines if line.startswith("| zoo_keras |")}
     assert "| 3 | 0 of 1 (" in told["| zoo_keras"]
     assert "1 of 1 (" in told["| zoo_keras"]
     assert told["| zoo_keras"].endswith("| 170 |")
-    assert lines[-1] == (
+    assert lines[-1] == "Some were left out."
+    assert lines[-3] == (
         "Judged wrong: zoo_keras two in float16 (equal, in truth broken); "
         "zoo_keras three in float16 (drift, in truth healthy)."
     )

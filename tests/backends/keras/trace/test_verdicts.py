@@ -155,6 +155,28 @@ def test_a_split_batch_whose_samples_mix_is_compared_with_the_whole_one() -> Non
     assert verdict(split).accepted
 
 
+class Centred(keras.layers.Layer):
+    """Centres its features around an offset, in evaluation alone."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return inputs if training else (inputs + self.offset) - self.offset
+
+
+def test_a_branch_that_only_evaluation_takes_is_compared() -> None:
+    whole, broken = (
+        verdict(Recipe(Policy.MIXED_BFLOAT16, 16), lambda offset=offset: Centred(offset))
+        for offset in (0.0, 2000.0)
+    )
+    assert whole.accepted, whole.reason
+    assert "the model's outputs in evaluation" in whole.covered
+    assert broken.verdict == "drift"
+    assert "in evaluation, at the weights of step 7" in broken.reason
+
+
 def attending(words: Any) -> Any:
     return keras.layers.MultiHeadAttention(2, 8)(words, words, use_causal_mask=True)
 
