@@ -285,6 +285,8 @@ def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Reci
             f"{name_recipe(recipe, weights)}{said} and "
             f"{result.confirmation.proven.verdict.reason}; {bound.sentence}"
         )
-    first = "; ".join(f"{r.candidate}: {r.reason}" for r in result.refusals[:2])
+    # what came closest is told first
+    refusals = (*result.proof.refusals, *result.search.refusals, *result.preflight.refusals)
+    first = "; ".join(f"{r.candidate}: {r.reason}" for r in refusals[:2])
     parts = [part for part in (choice.reason, first, bound.sentence) if part]
     return f"{name_recipe(recipe, weights)}: {'; '.join(parts)}"

@@ -140,13 +140,17 @@ def test_where_nothing_was_proven_no_speed_is_claimed() -> None:
     assert profile.evidence.parity == REFERENCE
 
 
-def test_float32s_reason_is_what_was_ruled_out() -> None:
+def test_float32s_reason_is_what_was_ruled_out_and_first_what_came_closest() -> None:
     result = on_device(found())
     ruled_out = ("a", "first"), ("b", "second"), ("c", "third")
     refusals = tuple(Refusal(*each) for each in ruled_out)
     result = replace(result, preflight=replace(result.preflight, refusals=refusals))
     assert profile_of(result).evidence.reason.startswith(
         "float32 at batch 32: a: first; b: second; the step takes"
+    )
+    checked = replace(result.proof, refusals=(Refusal("d", "no time was left"),))
+    assert profile_of(replace(result, proof=checked)).evidence.reason.startswith(
+        "float32 at batch 32: d: no time was left; a: first; the step takes"
     )
 
 
