@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 MARK = "AUTOPREC_TEST_MARK"
+SITE = Path(__file__).parent / "child_site"
 
 #: The command line, but no tuning waits for other processes, because two files of tests run side by
 #: side, and none times the device's matrix products, which takes seconds and has its own tests.
@@ -39,6 +40,11 @@ try:
 finally:
     server.stop()
 """
+
+
+def undisturbed() -> dict[str, str]:
+    """What is set for processes of which `child_site/sitecustomize.py` makes what `AUTOPREC` is."""
+    return {"PYTHONPATH": os.pathsep.join([str(SITE), os.environ["PYTHONPATH"]])}
 
 
 def name_of(mark: str) -> str:

@@ -1,9 +1,10 @@
-"""Who is still running is found by a mark, also where a process was forked and runs no program."""
+"""Processes of the tests: who is left is found by a mark, and who tunes waits for nobody."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import ForkServer
-from tests.processes import MARK, name_of, survivors
+from tests.processes import MARK, name_of, survivors, undisturbed
 
 LEAVES_ONE = """
 import os, sys, time
@@ -41,3 +42,13 @@ def test_what_a_forked_process_leaves_is_found(forked: ForkServer, tmp_path: Pat
 def test_a_name_is_of_its_mark_and_short() -> None:
     assert len(name_of("a")) == 15
     assert name_of("a") != name_of("b")
+
+
+def test_a_process_that_no_test_starts_itself_waits_for_nobody_and_times_no_products() -> None:
+    code = "from autoprec import probing; from autoprec.tuning import job; "
+    code += "print(job.PATIENCE_SECONDS, probing.measure_device('as it was', {}))"
+    environment = {**os.environ, **undisturbed()}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0.0 as it was\n"

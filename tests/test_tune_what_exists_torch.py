@@ -18,6 +18,7 @@ from autoprec.workers.factory import load_source
 from autoprec.workers.task_source import TaskSource
 from tests.backends.torch.capture.captured import first_loss
 from tests.code_blocks import ROOT, block, commands_in
+from tests.processes import undisturbed
 
 SHORT = ("--trials", "2", "--rounds", "1", "--proof-steps", "30", "--no-extras", "--device", "cpu")
 
@@ -91,6 +92,8 @@ def test_the_notebook_shows_progress_the_profile_and_the_report(
     shortened = text.replace("autoprec.tune(digits)", f"autoprec.tune(digits, {settings})")
     notebook = nbformat.reads(shortened, as_version=4)
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    for name, value in undisturbed().items():
+        monkeypatch.setenv(name, value)
     nbclient.NotebookClient(
         notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()

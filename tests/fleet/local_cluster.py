@@ -1,8 +1,8 @@
 """A Ray cluster on this machine, as a program: nodes of several types, each a raylet of its own.
 
 `LocalCluster` starts it and asks it to add and remove nodes. Each node has its own temporary
-folder, as machines have, and is shown the CPU of a recording (see `site/sitecustomize.py`). Devices
-are pretended, so that everything tuned here is marked as a rehearsal.
+folder, as machines have, and is shown the CPU of a recording (`tests/child_site/sitecustomize.py`).
+Devices are pretended, so that everything tuned here is marked as a rehearsal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.processes import undisturbed
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "profiles" / "recordings"
@@ -44,10 +46,9 @@ class LocalCluster:
 
     def variables(self) -> dict[str, str]:
         """The environment of a process on this machine, the nodes' parts left out."""
-        places = [str(Path(__file__).parent / "site"), os.environ["PYTHONPATH"]]
         return {
             **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-            "PYTHONPATH": os.pathsep.join(places),
+            **undisturbed(),
             "RAY_TMPDIR": self._sessions,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

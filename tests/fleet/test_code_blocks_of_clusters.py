@@ -21,6 +21,7 @@ from tests.code_blocks import block, commands_in
 from tests.fleet.local_cluster import LocalCluster
 from tests.fleet.local_sky import LocalSky
 from tests.fleet.local_slurm import LocalSlurm
+from tests.processes import undisturbed
 
 pytestmark = [pytest.mark.scale, pytest.mark.slow]
 
@@ -71,6 +72,7 @@ def shell(script: str, folder: Path, variables: Mapping[str, str]) -> str:
         **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
         "AUTOPREC_REHEARSAL": "1",
         "PIP_NO_INDEX": "1",
+        **undisturbed(),
         **variables,
     }
     given["PATH"] = os.pathsep.join([programs, given["PATH"]])

@@ -157,13 +157,16 @@ def test_where_the_last_node_of_a_type_is_lost_the_others_go_on_and_the_same_com
 def test_two_tunings_share_no_device_and_no_journal(
     cluster: LocalCluster, tune: Tune, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path / "f", step_seconds=0.01)
+    task = write_task(tmp_path / "f")
+    (held := task.with_name("held")).touch()
     first = tune(task)
     first.wait_for("tuning on")
     second = tune(task)
     assert second.end()[0] == 1
     assert "another tuning on a cluster writes to" in second.text
     waiting = tune(task, "--wait", "--output", tmp_path / "other")
+    waiting.wait_for("tuning on")
+    held.unlink()
     assert first.end()[0] == 0, first.text
     assert waiting.end()[0] == 0, waiting.text
     for node in (*cluster.nodes("amd-zen4"), *cluster.nodes("intel-sapphire-rapids")):
@@ -187,15 +190,16 @@ sys.exit(main(sys.argv[1:]))
 def test_a_node_that_is_taken_has_no_room_and_nothing_is_left_waiting_there(
     cluster: LocalCluster, tune: Tune, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path / "h", step_seconds=0.03)
+    task = write_task(tmp_path / "h")
+    (held := task.with_name("held")).touch()
     first = tune(task)
-    for name in (ZEN4, INTEL):
-        first.wait_for(rf"{name}\S*:   trial")
+    wait_until(lambda: len(built(task)) == 2, 120)
     words = ("tune", task, "--ray", cluster.address, "--output", tmp_path / "other")
     second = Command(cluster.autoprec(*words, program=("-c", IMPATIENT)))
     code, _ = second.end()
     assert code == 3, second.text
     assert second.text.count("were not free within 3 seconds; wait for them with --wait") >= 2
+    held.unlink()
     assert first.end()[0] == 0, first.text
     third = tune(task, "--output", tmp_path / "other")
     assert third.end()[0] == 0, third.text

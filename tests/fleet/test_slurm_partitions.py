@@ -15,6 +15,7 @@ import pytest
 from autoprec.profiles import load_folder
 from tests.fleet.commands import QUICK, Command, built, wait_until, write_task
 from tests.fleet.local_slurm import LocalSlurm
+from tests.processes import undisturbed
 
 pytestmark = [pytest.mark.scale, pytest.mark.slow]
 
@@ -32,6 +33,7 @@ def tune(tmp_path: Path, slurm: LocalSlurm) -> Iterator[Tune]:
     running: list[Command] = []
     (tmp_path / "locks").mkdir()
     own = {"AUTOPREC_REHEARSAL": "1", "TMPDIR": str(tmp_path / "locks"), **slurm.variables()}
+    own |= undisturbed()
 
     def start(task: Path, *words: object) -> Command:
         process = subprocess.Popen(
