@@ -350,12 +350,11 @@ def hooks_of(root: nn.Module) -> list[Root]:
     ]
 
 
-def state_in_sight(known: Iterable[nn.Module]) -> list[Root]:
-    """List what the calling code has at hand that may keep state, besides `known` and their parts.
+def modules_in_sight(known: Iterable[nn.Module]) -> list[Root]:
+    """List modules in training that the calling code has at hand, besides `known` and their parts.
 
-    That are modules in training, and objects of people's own classes that can be called: losses and
-    normalisers, mostly. They are in the variables of the nearest function that is neither torch's
-    nor ours, in the global ones of its file, and in the attributes of its `self`.
+    They are in the variables of the nearest function that is neither torch's nor ours, in the
+    global ones of its file, and in the attributes of its `self`: losses, mostly.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and _is_library(frame.f_code.co_filename):
@@ -370,16 +369,8 @@ def state_in_sight(known: Iterable[nn.Module]) -> list[Root]:
     return [
         (name, value)
         for name, value in seen.items()
-        if _may_keep_state(value) and id(value) not in inside
+        if isinstance(value, nn.Module) and value.training and id(value) not in inside
     ]
-
-
-def _may_keep_state(value: Any) -> bool:
-    if isinstance(value, nn.Module):
-        return value.training
-    kind = type(value)
-    is_object = kind_of(kind) is Kind.OBJECT and hasattr(value, "__weakref__")
-    return is_object and callable(value) and _is_peoples_own(kind)
 
 
 def _is_library(filename: str) -> bool:
