@@ -148,7 +148,7 @@ def planned_for(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "load_task", lambda job, runner: answer)
-        patch.setattr(planning, "describe", lambda job, runner: None)
+        patch.setattr(planning, "describe", lambda job, runner: SimpleNamespace(software={}))
         patch.setattr(planning, "plan_for", lambda *given: None)
         patch.setattr(TuningJob, "runner", lambda self: contextlib.nullcontext())
         planning.plan(job, facts, figures)

@@ -115,7 +115,7 @@ def test_one_rank_is_a_worker_alone(simulated) -> None:
 
 
 def test_the_ranks_share_what_the_guards_may_let_them_have(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(client, "memory_budget", lambda limit: 900)
+    monkeypatch.setattr(client.memory_limit, "memory_budget", lambda free: 900)
     settings = WorkerSettings(TaskSource(tmp_path), nproc=3)
     assert settings.guard_bytes() == 300
     own = WorkerSettings(TaskSource(tmp_path), nproc=3, memory_bytes=500)
