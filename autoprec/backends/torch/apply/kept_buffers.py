@@ -166,10 +166,12 @@ def _buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
 def frozen_in(root: nn.Module) -> Iterator[Kept]:
     """Yield parameters that nothing trains and that people's own code may write to: codebooks.
 
-    Those of torch's modules, as in a backbone that is frozen, are constants.
+    Those of torch's modules, as in a backbone that is frozen, are constants; but tables of
+    embeddings are codebooks, too.
     """
     for module in root.modules():
-        own: Any = {} if is_of_torch(type(module)) else module._parameters
+        is_constant = is_of_torch(type(module)) and not isinstance(module, nn.Embedding)
+        own: Any = {} if is_constant else module._parameters
         for name, each in own.items():
             if each is not None and not each.requires_grad and is_small(each):
                 yield Kept(own, name, each)

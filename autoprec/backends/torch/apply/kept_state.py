@@ -226,14 +226,14 @@ def _put_back_nonfinite(place: _Place, copies: dict[int, Kept]) -> None:
 
 def _fill_array(now: Any, before: Any, held: Any) -> None:
     """Give what is not finite in an array its numbers from before."""
-    bad = ~((now - now) == 0.0)
+    bad = ~(abs(now) < math.inf)
     if bad.any() and held.flags.writeable:
         held[bad] = before[bad]
 
 
 def _is_finite(value: Any) -> bool:
     if is_array(value):
-        return bool(((value - value) == 0.0).all())
+        return bool((abs(value) < math.inf).all())
     if isinstance(value, torch.Tensor):
         return not value.is_floating_point() or bool(value.isfinite().all())
     return not isinstance(value, float) or math.isfinite(value)

@@ -90,6 +90,20 @@ def test_a_skipped_step_leaves_arrays_of_numpy_as_they_were(at: int) -> None:
     assert (model.listed is listed, model.in_place is in_place) == (True, True)
 
 
+def test_infinite_numbers_in_an_array_of_numpy_are_found_without_a_warning_of_its() -> None:
+    SEEN[...] = 0.0
+    model = InNumpy()
+    with torch.no_grad():
+        model.linear.weight.fill_(1.0)
+    precision = apply(FLOAT16, model, adam(model))
+    for inputs in (torch.ones(8, 6), torch.full((8, 6), 6e4)):
+        loss = nn.functional.cross_entropy(precision.forward(inputs), torch.zeros(8).long())
+        before = SEEN.copy()
+        precision.backward_and_step(loss)
+    assert np.isinf(before).all()
+    assert np.isfinite(SEEN).all()
+
+
 def test_a_snapshot_holds_arrays_of_numpy_and_none_of_them_is_shared() -> None:
     model = InNumpy()
     kept = take_snapshot(model)
@@ -141,3 +155,35 @@ def test_a_skipped_step_leaves_nothing_infinite_in_what_hooks_see(
         assert precision.backward_and_step(loss) is (index != at)
         assert shown.average.isfinite().all()
         assert math.isfinite(shown.number)
+
+
+class Quantiser(nn.Module):
+    """Moves the codes of a frozen table towards what it is given, in place or by new data."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.linear, self.codes, self.in_place = nn.Linear(6, 3), nn.Embedding(4, 3), in_place
+        self.codes.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        moved = 0.9 * self.codes.weight + 0.1 * h.detach().float().mean(0)
+        if self.in_place:
+            with torch.no_grad():
+                self.codes.weight.copy_(moved)
+        else:
+            self.codes.weight.data = moved
+        return h + self.codes(x[:, 0].long().clamp(0, 3))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_skipped_step_leaves_a_table_of_codes_as_it_was(at: int, in_place: bool) -> None:
+    torch.manual_seed(0)
+    model = Quantiser(in_place=in_place)
+    precision = apply(FLOAT16, model, adam(model))
+    for index, (inputs, targets) in enumerate(samples(7, overflowing=[at])):
+        before = model.codes.weight.clone()
+        loss = nn.functional.cross_entropy(precision.forward(inputs), targets)
+        assert precision.backward_and_step(loss) is (index != at)
+        assert torch.equal(model.codes.weight, before) is (index == at)
