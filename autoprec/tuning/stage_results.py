@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Refusal
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.numerics.islands import IslandsEvidence
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Present

@@ -7,8 +7,8 @@ from collections import UserDict
 from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
-from autoprec.core.numerics.islands import IslandsEvidence
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywhere

@@ -15,7 +15,7 @@ from factories import steady
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
 from autoprec.core.numerics.traces import StepComparison
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
