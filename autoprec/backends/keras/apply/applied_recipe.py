@@ -71,6 +71,7 @@ class AppliedRecipe:
         self._facts, self._tolerant = facts, tolerant
         self._hooks = InstalledHooks()
         self._policies = LayerPolicies(self._hooks)
+        self._outputs = OutputsInFloat32(self._policies, self._hooks)
         self._sharing = SharingModels(self)
         self._units: tuple[LayerUnit, ...] = ()
         self._islands: tuple[LayerUnit, ...] = ()

@@ -301,9 +301,7 @@ class Precision:
     def nonfinite_losses(self) -> int:
         """Count the losses that were infinite or NaN since the recipe was applied, by replica."""
         counted = [each for each in self._registered() if each.nonfinite is not None]
-        parts = (
-            part for each in counted for part in replicas.replica_parts(each.nonfinite, each.model)
-        )
+        parts = (p for each in counted for p in replicas.replica_parts(each.nonfinite, each.model))
         return sum(int(value_of(part)) for part in parts)
 
     def check(self) -> None:
