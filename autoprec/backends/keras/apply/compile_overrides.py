@@ -18,7 +18,7 @@ import keras
 from autoprec.backends.keras.apply import optimizer_saving, optimizer_wrapping
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer, FinalizeHook
 from autoprec.backends.keras.apply.layer_policy_stack import own_policy
-from autoprec.backends.keras.apply.loss_scale import LossCountingHook
+from autoprec.backends.keras.apply.loss_scaler import LossCountingHook
 from autoprec.backends.keras.apply.method_hooks import InstalledHooks
 from autoprec.backends.keras.apply.metrics import RealSamplesHook, hookable_metrics
 from autoprec.backends.keras.apply.optimizer_attributes import (

@@ -18,7 +18,7 @@ from keras import ops
 from autoprec.backends.keras.apply import optimizer_saving, optimizer_wrapping, replicas
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.apply.change_report import ChangeReport
-from autoprec.backends.keras.apply.loss_scale import (
+from autoprec.backends.keras.apply.loss_scaler import (
     STATE_VARIABLES,
     ScaledOptimizer,
     has_value,
