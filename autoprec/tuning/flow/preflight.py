@@ -24,6 +24,7 @@ from autoprec.tuning.options import BASELINE_BATCH
 from autoprec.tuning.ranks import batch_of_rank, check_engine
 from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
 from autoprec.tuning.stage_results import PreflightResult
+from autoprec.tuning.study.notes import FACTS, TASK
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import DESCRIPTION_SHARE
 from autoprec.workers.failures import FailureKind, WorkerFailure
@@ -55,7 +56,7 @@ def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts
 
     Where the time limit leaves no time for that, they stay unknown, for this time.
     """
-    facts = study.recall("facts", DeviceFacts)
+    facts = study.recall(FACTS)
     if facts is not None:
         return facts
     known = job.target.facts
@@ -69,19 +70,19 @@ def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts
         facts = job.target.measure(facts, software)
     for note in facts.notes[len(known.notes) :]:
         job.listener(Note(note, warning=True))
-    study.remember("facts", facts)
+    study.remember(FACTS, facts)
     return facts
 
 
 def describe_once(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
     """Take one float32 step, so that the user's bugs show before anything else is tried."""
-    known = study.recall("task", TaskFacts)
+    known = study.recall(TASK)
     if known is not None:
         return known
     job.listener(Stage("preflight", "in float32"))
     facts = describe(job, runner)
     if not job.deadline.passed(DESCRIPTION_SHARE):  # else something may have been left out
-        study.remember("task", facts)
+        study.remember(TASK, facts)
     return facts
 
 

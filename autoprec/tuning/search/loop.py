@@ -24,9 +24,10 @@ from autoprec.core.speed.trial_results import Outcome, Status, ran, setup_second
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.duration import seconds_to_keep_free
-from autoprec.tuning.proof.needed_islands import (
+from autoprec.tuning.search.needed_islands import (
     find_needed_islands,
     may_need_islands,
+    recall_needed,
     with_needed_islands,
 )
 from autoprec.tuning.study.study import Study
@@ -80,7 +81,8 @@ class Search:
     ) -> None:
         self._share, self._evaluated = share, evaluated
         self._job, self._study, self._units = job, study, units
-        self._space = with_needed_islands(study, space)
+        self.needed_islands = recall_needed(study, space)
+        self._space = with_needed_islands(space, self.needed_islands)
         self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
         self._clock, self._began, self._spent = clock, clock(), spent
@@ -238,7 +240,8 @@ class Search:
         if why_not:
             self._beyond_repair.add(recipe.policy)
             return replace(failed, reason=f"{failed.reason.rstrip('.')}; {why_not}")
-        self._space = with_needed_islands(self._study, self._space)
+        self.needed_islands = recall_needed(self._study, self._space)
+        self._space = with_needed_islands(self._space, self.needed_islands)
         repaired = self._space.recipe(failed.point)
         return self._run_trial(runner, failed.point, repaired, budget, baseline=False)
 

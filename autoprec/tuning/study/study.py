@@ -23,14 +23,12 @@ from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
+from autoprec.tuning.study.notes import FIRST_TRIAL, OUTCOME, SPACE, StudyNote
 from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
 
 T = TypeVar("T")
 
-OUTCOME = "outcome"
-_SPACE = "space"
-_FIRST_TRIAL = "since"
 FINAL_SUFFIX = "-result"
 """Ends the name of the study that a finished tuning is shown as."""
 
@@ -88,9 +86,9 @@ class Study:
     def _separate_spaces(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
         """Give the trials a study of their own if this study's came from another space."""
         space = study_name("space", levels)
-        first = self._notes.user_attrs.get(_SPACE)
+        first = self._notes.user_attrs.get(SPACE.name)
         if first is None:
-            self._notes.set_user_attr(_SPACE, space)
+            self._notes.set_user_attr(SPACE.name, space)
         elif first != space:
             self._trials = self._open(f"{self.name}-{space}")
             self._fail_unfinished()
@@ -110,9 +108,9 @@ class Study:
         found: dict[object, Outcome] = {}
         with self._translate_errors():
             trials = self._trials.get_trials(deepcopy=False)
-            since = self._trials.user_attrs.get(_FIRST_TRIAL, 0)
+            since = self._trials.user_attrs.get(FIRST_TRIAL.name, 0)
         for trial in trials[since:]:
-            plain = trial.user_attrs.get(OUTCOME)
+            plain = trial.user_attrs.get(OUTCOME.name)
             if plain is None or not trial.state.is_finished():
                 continue
             with contextlib.suppress(DecodeError):  # it is measured again
@@ -124,7 +122,7 @@ class Study:
         """Exclude the trials so far, so that every recipe is measured again."""
         with self._translate_errors():
             count = len(self._trials.get_trials(deepcopy=False))
-            self._trials.set_user_attr(_FIRST_TRIAL, count)
+            self._trials.set_user_attr(FIRST_TRIAL.name, count)
 
     def ask(self, point: Point | None = None) -> tuple[Any, Point]:
         """Ask for a new trial, at `point` or where the sampler says; return it and its point."""
@@ -137,7 +135,7 @@ class Study:
     def tell(self, trial: Any, outcome: Outcome) -> None:
         """Record how a trial ended; a failed one counts as infeasible with value 0 for samplers."""
         with self._translate_errors():
-            trial.set_user_attr(OUTCOME, to_plain(outcome))
+            trial.set_user_attr(OUTCOME.name, to_plain(outcome))
             trial.set_user_attr("status", outcome.status.value)
             if outcome.reason:
                 trial.set_user_attr("reason", outcome.reason)
@@ -153,20 +151,20 @@ class Study:
             final.set_user_attr("reason", reason)
             final.add_trials(trials)
 
-    def remember(self, name: str, value: object) -> None:
-        """Keep a plain value or a dataclass under a name."""
+    def remember(self, note: StudyNote[T], value: T) -> None:
+        """Keep a plain value or a dataclass."""
         with self._translate_errors():
-            self._notes.set_user_attr(name, to_plain(value))
+            self._notes.set_user_attr(note.name, to_plain(value))
 
-    def recall(self, name: str, kind: type[T]) -> T | None:
-        """Return what was kept under a name, None where nothing readable was."""
+    def recall(self, note: StudyNote[T]) -> T | None:
+        """Return what was kept, None where nothing readable was."""
         # Asked of the storage, for a study would copy everything that was kept.
         own = self._storage.get_study_id_from_name(self.name)
-        plain = self._storage.get_study_user_attrs(own).get(name)
+        plain = self._storage.get_study_user_attrs(own).get(note.name)
         if plain is None:
             return None
         try:
-            return from_plain(kind, plain)
+            return from_plain(note.kind, plain)
         except DecodeError:
             return None
 
@@ -198,7 +196,7 @@ def record_out_of_memory(storage: str | Path, reason: str) -> None:
         for trial in running:
             outcome = Outcome(dict(trial.params), Status.OUT_OF_MEMORY, reason=reason)
             known = opened.get_trial_id_from_study_id_trial_number(own, trial.number)
-            opened.set_trial_user_attr(known, OUTCOME, to_plain(outcome))
+            opened.set_trial_user_attr(known, OUTCOME.name, to_plain(outcome))
 
 
 # Samplers ---------------------------------------------------------------------------------------

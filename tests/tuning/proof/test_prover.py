@@ -276,10 +276,8 @@ class Noisy(FakeTracer):
 
 
 def test_the_noise_scale_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[str, Any] = {}
-    study = SimpleNamespace(
-        recall=lambda name, kind: kept.get(name), remember=kept.__setitem__, notes=dict
-    )
+    kept: dict[Any, Any] = {}
+    study = SimpleNamespace(recall=kept.get, remember=kept.__setitem__, notes=dict)
     tracer = Noisy(failures=1)
     monkeypatch.setattr(module, "RemoteTracer", lambda runner: tracer)
     space = cast(Space, SimpleNamespace(policies=()))

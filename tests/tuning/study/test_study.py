@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -18,7 +17,10 @@ from autoprec.errors import UsageError
 from autoprec.tuning.options import SAMPLERS, Options
 from autoprec.tuning.proof.prover import StoredProofLengths
 from autoprec.tuning.study import study as study_module
+from autoprec.tuning.study.notes import TASK, StudyNote
 from autoprec.tuning.study.study import Study, record_out_of_memory, sampler_of, study_name
+
+NUMBER, TABLE = StudyNote("number", int), StudyNote("table", dict[str, int])
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
 
@@ -91,10 +93,10 @@ def test_fresh_forgets(journal: Path) -> None:
     first = opened(journal)
     trial, point = first.ask(points()[0])
     first.tell(trial, outcome(point))
-    first.remember("task", 3)
+    first.remember(NUMBER, 3)
     again = opened(journal, fresh=True)
     assert again.history() == ()
-    assert again.recall("task", int) is None
+    assert again.recall(NUMBER) is None
 
 
 def test_fresh_leaves_the_other_studies_of_a_journal_alone(journal: Path) -> None:
@@ -120,9 +122,9 @@ def test_trials_of_another_space_are_not_mixed_in(journal: Path) -> None:
 
 
 def test_notes_are_shared_by_the_spaces(journal: Path) -> None:
-    opened(journal).remember("facts", {"a": 1})
+    opened(journal).remember(TABLE, {"a": 1})
     wider = Space(policies=SPACE.policies, batch_sizes=(8, 16, 32, 64))
-    assert opened(journal, wider).recall("facts", dict[str, int]) == {"a": 1}
+    assert opened(journal, wider).recall(TABLE) == {"a": 1}
 
 
 def test_an_outcome_of_another_shape_is_measured_again(journal: Path) -> None:
@@ -137,8 +139,8 @@ def test_an_outcome_of_another_shape_is_measured_again(journal: Path) -> None:
 
 def test_a_note_of_another_shape_is_not_known(journal: Path) -> None:
     study = opened(journal)
-    study.remember("task", {"no": "such field"})
-    assert study.recall("task", Measurement) is None
+    study.remember(StudyNote("task", dict), {"no": "such field"})
+    assert study.recall(TASK) is None
     assert study._notes.user_attrs["task"] == {"no": "such field"}
 
 

@@ -16,9 +16,9 @@ from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, Stage
-from autoprec.tuning.proof.needed_islands import may_need_islands, recall_needed
 from autoprec.tuning.search import loop as search_loop
 from autoprec.tuning.search.loop import Search
+from autoprec.tuning.search.needed_islands import may_need_islands
 from autoprec.tuning.search.task_space import baseline_point
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import Deadline
@@ -88,7 +88,7 @@ def test_the_policy_is_measured_with_what_it_needs_and_no_point_is_lost(tmp_path
     assert mixed(tuning.measured)[0] == ()
     assert set(mixed(tuning.measured)[1:]) == {("moe",)}
     assert tuning.search.space.islands == {"mixed_bfloat16": ("moe",)}
-    needed = recall_needed(tuning.study, "mixed_bfloat16")
+    needed = tuning.search.needed_islands["mixed_bfloat16"]
     assert (needed.paths, needed.attempts, needed.products) == (("moe",), 2, 0.0)
     assert needed.reason == "it does not run without moe in float32: dtypes"
     said = [event.text for event in tuning.events if isinstance(event, Note)]
@@ -101,6 +101,7 @@ def test_a_resumed_search_remembers_what_a_policy_needs(tmp_path, monkeypatch):
     again = Tuning(tmp_path, monkeypatch, needed="moe")
     again.run()
     assert again.search.space.islands == {"mixed_bfloat16": ("moe",)}
+    assert again.search.needed_islands["mixed_bfloat16"].paths == ("moe",)
     assert again.tried == []
 
 
@@ -116,7 +117,7 @@ def test_where_nothing_helps_the_reason_says_so_and_it_is_looked_for_once(tmp_pa
     assert [outcome.reason for outcome in failed] == [
         "dtypes\nframes; it raises whichever modules are kept in float32"
     ]
-    assert recall_needed(tuning.study, "mixed_bfloat16") is None
+    assert tuning.search.needed_islands == {}
     tried = len(tuning.tried)
     tuning.search.run(cast(Any, tuning.runner))
     assert len(tuning.tried) == tried
