@@ -22,6 +22,7 @@ from autoprec.tuning.events import Described, Note, Stage, Started
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
 from autoprec.tuning.ranks import batch_of_rank, check_engine
+from autoprec.tuning.search.samplers import sampler_of
 from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
 from autoprec.tuning.stage_results import PreflightResult
 from autoprec.tuning.study.notes import FACTS, TASK
@@ -40,7 +41,7 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
     proposal = propose(facts, job.options.policies)
     job.listener(Started(str(job.task), facts, proposal, study.location))
     space = build_space(job, task, facts, proposal)
-    study.set_space(space, sampler=job.options.sampler, seed=job.options.seed)
+    study.set_space(space, sampler_of(job.options.sampler, job.options.seed))
     job.listener(Described(task, len(study.history()), len(space.points())))
     return PreflightResult(
         task=task,

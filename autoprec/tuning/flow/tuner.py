@@ -32,6 +32,7 @@ from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.race.run_race import run_race
 from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.run_search import first_answer, run_search
+from autoprec.tuning.search.samplers import sampler_of
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
     FinalistLost,
@@ -43,7 +44,7 @@ from autoprec.tuning.stage_results import (
 from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.study.notes import RESULT, TASK_PATH, StoredProfile
 from autoprec.tuning.study.storage import default_journal
-from autoprec.tuning.study.study import Study, sampler_of, study_name
+from autoprec.tuning.study.study import Study, study_name
 from autoprec.tuning.time_limit import SEARCH_SHARE, SECOND_SEARCH_SHARE, Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure

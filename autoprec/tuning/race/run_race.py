@@ -15,7 +15,8 @@ from dataclasses import replace
 from autoprec.core.device.policies import Refusal
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
+from autoprec.core.speed.race import find_contenders, ranking
+from autoprec.core.speed.rounds import who_runs_on
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status

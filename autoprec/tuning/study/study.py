@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import inspect
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +19,6 @@ from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.errors import UsageError
 from autoprec.tuning.study.notes import FIRST_TRIAL, OUTCOME, SPACE, StudyNote
 from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
@@ -75,12 +71,13 @@ class Study:
         except (OSError, StorageInternalError) as error:
             raise storage_error(self.location, error) from error
 
-    def set_space(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
-        """Set the space that trials are asked from, and the sampler that asks."""
+    def set_space(self, space: Space, sampler: Any = None) -> None:
+        """Set the space that trials are asked from; without a sampler, at given points alone."""
         levels = space.levels()
         with self._translate_errors():
             self._separate_spaces(levels)
-        self._trials.sampler = sampler_of(sampler, seed)
+        if sampler is not None:
+            self._trials.sampler = sampler
         self._distributions = distributions_of(levels)
 
     def _separate_spaces(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
@@ -197,44 +194,3 @@ def record_out_of_memory(storage: str | Path, reason: str) -> None:
             outcome = Outcome(dict(trial.params), Status.OUT_OF_MEMORY, reason=reason)
             known = opened.get_trial_id_from_study_id_trial_number(own, trial.number)
             opened.set_trial_user_attr(known, OUTCOME.name, to_plain(outcome))
-
-
-# Samplers ---------------------------------------------------------------------------------------
-
-#: Trials that TPE draws at random before it models anything.
-_TPE_STARTUP_TRIALS = 6
-
-
-def sampler_of(name: str, seed: int) -> Any:
-    """Return Optuna's sampler of a short name, or any other by its import path.
-
-    It is given the seed if it takes one. Raises `UsageError` if there is no such sampler, or if it
-    cannot be made.
-    """
-    import optuna
-
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    if "." not in name:  # cost and grid ask by point
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_TPE_STARTUP_TRIALS)
-    module, _, attribute = name.rpartition(".")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise _refusal(name, str(error)) from error
-    if not (isinstance(found, type) and issubclass(found, optuna.samplers.BaseSampler)):
-        raise _refusal(name, "it is no subclass of optuna.samplers.BaseSampler")
-    seeded = {"seed": seed} if "seed" in inspect.signature(found).parameters else {}
-    try:
-        with warnings.catch_warnings():  # whoever names an experimental one knows that
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return found(**seeded)
-    except (ImportError, TypeError, ValueError) as error:
-        raise _refusal(name, f"it cannot be made: {error}") from error
-
-
-def _refusal(name: str, why: str) -> UsageError:
-    return UsageError(
-        f"`sampler={name}`: {why}; expected a sampler that is made without arguments, by its "
-        "import path such as optuna.samplers.GPSampler, or one of cost, tpe, grid, random"
-    )

@@ -17,6 +17,7 @@ from autoprec.core.speed.stopping import (
     Stop,
     is_worth_a_trial,
     nothing_worth_a_trial,
+    time_limit_reached,
     trial_limit_reached,
 )
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -145,3 +146,20 @@ def test_exactly_the_least_gain_is_not_enough():
     a_second = Limits(gain=0.125, gain_per_second=0.25)
     assert not is_worth_a_trial(certain, 1.0, 0.25, a_second)
     assert is_worth_a_trial(certain, 0.5, 0.25, a_second)
+
+
+@pytest.mark.parametrize(
+    ("left", "searched", "limit", "said"),
+    [
+        (0.1, 99.0, None, ""),
+        (0.1, 9.9, 10.0, ""),
+        (0.0, 0.0, None, "its share of the time limit of 60 s is used up"),
+        (0.0, 10.0, 10.0, "its share of the time limit of 60 s is used up"),
+        (0.1, 10.0, 10.0, "the search's limit of 10 s is reached"),
+    ],
+)
+def test_it_ends_when_a_limit_of_time_is_reached(
+    left: float, searched: float, limit: float | None, said: str
+) -> None:
+    stop = time_limit_reached(left, 60.0, searched, limit)
+    assert (stop.reason if stop is not None else "") == said

@@ -14,11 +14,11 @@ from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
-from autoprec.tuning.options import SAMPLERS, Options
+from autoprec.tuning.options import Options
 from autoprec.tuning.proof.prover import StoredProofLengths
 from autoprec.tuning.study import study as study_module
 from autoprec.tuning.study.notes import TASK, StudyNote
-from autoprec.tuning.study.study import Study, record_out_of_memory, sampler_of, study_name
+from autoprec.tuning.study.study import Study, record_out_of_memory, study_name
 
 NUMBER, TABLE = StudyNote("number", int), StudyNote("table", dict[str, int])
 
@@ -154,41 +154,6 @@ def test_another_version_is_another_study(monkeypatch: pytest.MonkeyPatch) -> No
     before = study_name("s", 1)
     monkeypatch.setattr(study_module, "__version__", "99.0")
     assert study_name("s", 1) != before
-
-
-@pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna.samplers.QMCSampler"])
-def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str) -> None:
-    study = Study(journal, "s")
-    study.set_space(SPACE, sampler=sampler, seed=3)
-    for _ in range(4):
-        trial, point = study.ask()
-        assert point in points()
-        study.tell(trial, outcome(point))
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("optuna.samplers.Nothing", "has no attribute 'Nothing'"),
-        ("no_such_package.Sampler", "No module named 'no_such_package'"),
-        ("pathlib.Path", "it is no subclass of optuna.samplers.BaseSampler"),
-        ("optuna.samplers.GridSampler", "it cannot be made: "),
-    ],
-)
-def test_what_is_no_sampler_is_refused_with_what_was_expected(name: str, why: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        sampler_of(name, 0)
-    assert why in str(caught.value)
-    assert "its import path such as optuna.samplers.GPSampler" in str(caught.value)
-
-
-def test_a_sampler_by_its_import_path_draws_from_the_seed(journal: Path) -> None:
-    def asked(name: str, seed: int) -> list[object]:
-        study = Study(journal, name)
-        study.set_space(SPACE, sampler="optuna.samplers.RandomSampler", seed=seed)
-        return [study.ask()[1] for _ in range(5)]
-
-    assert asked("one", 3) == asked("other", 3) != asked("third", 4)
 
 
 def test_how_long_proofs_are_is_known_to_the_next_tuning(journal: Path) -> None:
