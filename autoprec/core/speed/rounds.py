@@ -12,8 +12,7 @@ one, and fewer for recipes whose steps take seconds.
 The rounds of a confirmation, and the turns of a round, end by how precisely something is known,
 never by which recipe leads: a test after every round would find a gain where there is none. `python
 -m benchmarks.search.rounds` shows what the rules cost and how often their intervals hold, on rounds
-that are drawn with noise. How many rounds are asked for is a setting (`rounds`); what every rule
-assumes stands in `assumptions`.
+that are drawn with noise. What every rule assumes stands in `assumptions`.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ from autoprec.core.speed.consistency import is_too_wide
 from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.noise import is_sharp, paired_ratio
 from autoprec.core.statistics import median
+
+CONFIRMATION_ROUNDS = SPEED.ranked_rounds
+"""How many rounds a confirmation has unless the user asks for another number."""
 
 # The race ----------------------------------------------------------------------------------------
 
