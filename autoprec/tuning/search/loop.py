@@ -130,8 +130,7 @@ class Search:
             if settled is None:
                 return history
             over = self._time_limit_reached(history) if history else None
-            left = job.deadline.left(self._share_of(history))
-            decision = over or _decide(job, space, settled, history, repeats, left)
+            decision = over or self._decide(settled, history, repeats)
             if isinstance(decision, Stop):
                 late = over is not None or decision is OUT_OF_TIME
                 self.not_covered = self._left_out(history, out_of_time=late)
@@ -147,6 +146,19 @@ class Search:
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
+
+    def _decide(self, baseline: Point, history: tuple[Outcome, ...], repeats: int) -> Next | Stop:
+        """Return what to try next: what the cost model proposes, or the sampler asked for."""
+        job, space = self._job, self._space
+        limits = Limits(
+            memory_bytes=_memory_limit(job),
+            trials=job.options.trials,
+            longest_step=job.deadline.longest_step,
+            seconds_left=job.deadline.left(self._share_of(history)),
+        ).with_setup(setup_seconds(history))
+        if job.options.sampler == "cost" or outcome_at(history, baseline) is None:
+            return next_point(space, baseline, history, limits)
+        return next_of_sampler(job.options.sampler, space, history, limits, repeats)
 
     def _left_out(self, history: Sequence[Outcome], *, out_of_time: bool) -> tuple[str, ...]:
         """Return what the search did not try: for lack of time, or of trials."""
@@ -269,27 +281,6 @@ def _policies_not_compared(space: Space, history: Sequence[Outcome]) -> tuple[st
     compared = max(tried.values(), key=len, default=set())
     waits = {Policy.MIXED_FLOAT16.value} if float16_waits(space, history) else set()
     return tuple(each.value for each in space.policies if each.value not in compared | waits)
-
-
-def _decide(
-    job: TuningJob,
-    space: Space,
-    baseline: Point,
-    history: tuple[Outcome, ...],
-    repeats: int,
-    seconds_left: float,
-) -> Next | Stop:
-    """Return what to try next: what the cost model proposes, or the sampler that was asked for."""
-    options = job.options
-    limits = Limits(
-        memory_bytes=_memory_limit(job),
-        trials=options.trials,
-        longest_step=job.deadline.longest_step,
-        seconds_left=seconds_left,
-    ).with_setup(setup_seconds(history))
-    if options.sampler == "cost" or outcome_at(history, baseline) is None:
-        return next_point(space, baseline, history, limits)
-    return next_of_sampler(options.sampler, space, history, limits, repeats)
 
 
 def _memory_limit(job: TuningJob) -> float | None:
