@@ -12,7 +12,8 @@ one, and fewer for recipes whose steps take seconds.
 The rounds of a confirmation, and the turns of a round, end by how precisely something is known,
 never by which recipe leads: a test after every round would find a gain where there is none. `python
 -m benchmarks.search.rounds` shows what the rules cost and how often their intervals hold, on rounds
-that are drawn with noise. What every rule assumes stands in `assumptions`.
+that are drawn with noise. What every rule assumes stands in `assumptions`: `min_rounds` and
+`most_rounds` of a race, `ranked_rounds` of an interval.
 """
 
 from __future__ import annotations
