@@ -131,7 +131,7 @@ class Precision:
     @property
     def model(self) -> Any:
         """Return the latest model that the recipe is applied to, or None while there is none."""
-        return next((each.model for each in self._registered()), None)
+        return next((each.model for each in self.registered()), None)
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
@@ -141,7 +141,7 @@ class Precision:
         """
         found: dict[int, Any] = {}
         for optimizer in (
-            *(o for each in self._registered() for o in each.optimizers),
+            *(o for each in self.registered() for o in each.optimizers),
             *self._unattached,
         ):
             found.setdefault(id(optimizer_saving.innermost_optimizer(optimizer)), optimizer)
@@ -150,7 +150,7 @@ class Precision:
     @property
     def report(self) -> ChangeReport:
         """Return what was changed, with warnings; complete for a subclassed model once it ran."""
-        found = next((each.report for each in self._registered()), ChangeReport(self.policy))
+        found = next((each.report for each in self.registered()), ChangeReport(self.policy))
         return replace(found, warnings=(*self.notes, *found.warnings))
 
     @property
@@ -183,7 +183,7 @@ class Precision:
         self._models = [known for known in self._models if known() not in (None, applied)]
         self._models.append((lambda: applied) if keep else weakref.ref(applied))
 
-    def _registered(self) -> list[AppliedToModel]:
+    def registered(self) -> list[AppliedToModel]:
         """List the models that still exist, the latest first."""
         return [found for known in reversed(self._models) if (found := known()) is not None]
 
@@ -300,7 +300,7 @@ class Precision:
     @property
     def nonfinite_losses(self) -> int:
         """Count the losses that were infinite or NaN since the recipe was applied, by replica."""
-        counted = [each for each in self._registered() if each.nonfinite is not None]
+        counted = [each for each in self.registered() if each.nonfinite is not None]
         parts = (p for each in counted for p in replicas.replica_parts(each.nonfinite, each.model))
         return sum(int(value_of(part)) for part in parts)
 
@@ -360,7 +360,7 @@ class Precision:
 
         What the script has changed itself since then stays as it is.
         """
-        for applied in self._registered():
+        for applied in self.registered():
             applied.restore()
         while self._undo:
             self._undo.pop()()
