@@ -163,3 +163,17 @@ def test_it_ends_when_a_limit_of_time_is_reached(
 ) -> None:
     stop = time_limit_reached(left, 60.0, searched, limit)
     assert (stop.reason if stop is not None else "") == said
+
+
+def test_a_trial_costs_its_setup_and_steps_and_more_than_any_gain_if_it_cannot_be_proven() -> None:
+    limits = Limits(longest_step=2.0)
+    assert limits.trial_seconds(2.0) == limits.setup_seconds + 2.0 * limits.steps
+    assert limits.trial_seconds(2.001) == math.inf
+
+
+def test_a_trial_ends_in_time_if_it_takes_all_that_is_left() -> None:
+    left = Limits().setup_seconds + 2.0 * Limits().steps
+    limits = Limits(seconds_left=left)
+    assert limits.ends_in_time(2.0)
+    assert not limits.ends_in_time(2.0, 0.001)
+    assert not limits.ends_in_time(2.001)
