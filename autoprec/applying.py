@@ -16,8 +16,8 @@ from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.watch_settings import EVERY, Action, check_settings
 from autoprec.errors import AutoprecError, AutoprecWarning, UsageError
-from autoprec.profile_selection import recipe_for
 from autoprec.profiles import load_profile
+from autoprec.recipe_for_device import recipe_for
 
 if TYPE_CHECKING:
     from autoprec.backends.keras.apply.precision import Precision as KerasPrecision

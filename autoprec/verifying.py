@@ -17,8 +17,8 @@ from autoprec.core.profile.fit import Fit, check_fit
 from autoprec.errors import FrameworkMissing, ProfileMismatch, UsageError
 from autoprec.hardware.probes.observe import OnWait
 from autoprec.measurement_cache import with_remembered_measurements
-from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
+from autoprec.recipe_for_device import unusable_accelerators
 from autoprec.tuning.flow.script_verification import ROUNDS, UPDATES
 from autoprec.tuning.options import Options
 from autoprec.workers.task_source import TaskSource, read_source

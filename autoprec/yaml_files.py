@@ -3,7 +3,8 @@
 PyYAML alone lets a second key silently replace the first, lets an alias make a small file huge,
 makes dates of text and knows tags. Here: one document of plain values (text, finite numbers, true,
 false, null, lists, and mappings with text as keys), no aliases, tags, directives or merge keys, and
-limits on size, depth and count, so that no input takes long. Writing is atomic: a reader sees the
+limits on size, depth and count, so that no input takes long. Unknown keys, wrong types and numbers
+out of range are refused by `core.codec`, for every file alike. Writing is atomic: a reader sees the
 old file or the new one.
 """
 

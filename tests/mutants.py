@@ -44,7 +44,7 @@ TESTS_OF = {
     "speed/noise": ("speed/noise",),
     "speed/race": ("speed/race",),
     "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
-    "numerics/islands": ("numerics/islands",),
+    "numerics/island_proposals": ("numerics/island_proposals",),
     "numerics/judging": (
         "numerics/loss_origin",
         *("numerics/judging", "numerics/judging_longer_runs", "numerics/judging_reports"),

@@ -29,7 +29,7 @@ from tests.applied_torch import BFLOAT16, ELSEWHERE, make_profile, task
 def on_a_recorded(machine: str, monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
     """Be on a machine that was written down; return its fingerprint."""
     seen = observe(RecordedMachine(read_recording(profiles_folder() / "recordings" / machine)))
-    monkeypatch.setattr("autoprec.profile_selection.observe", lambda **_: seen)
+    monkeypatch.setattr("autoprec.recipe_for_device.observe", lambda **_: seen)
     return merge(seen.devices[0], load_catalogue().family_of(seen.devices[0])).fingerprint
 
 

@@ -28,7 +28,7 @@ PACKAGE = Path(autoprec.__file__).parent
 # cli -> api -> reporting | fleet -> tuning -> workers -> backends | hardware -> core -> errors. A
 # layer may import itself and what is listed; "" is the package's own __init__, which nothing inside
 # may import.
-# profile_selection chooses the recipe that applying applies; verifying compares a profile with this
+# recipe_for_device chooses the recipe that applying applies; verifying compares a profile with this
 # machine; reports makes pages of profiles, tracking logs them; probing finds devices and times
 # their products. yaml_files, profiles (profile files, with their comments) and measurement_cache do
 # for the layers above what core may not do; version holds one constant. integrations attaches
@@ -51,13 +51,13 @@ LAYERS = {
         *("probing", "tuning", "workers", "backends", "hardware", "core", "errors"),
         *FILES,
     },
-    "profile_selection": {"backends", "hardware", "core", "errors", *FILES},
-    "applying": {"profile_selection", "backends", "core", "errors", *FILES},
+    "recipe_for_device": {"backends", "hardware", "core", "errors", *FILES},
+    "applying": {"recipe_for_device", "backends", "core", "errors", *FILES},
     "integrations": {"applying", "backends", "core", "errors"},
     "reports": {"reporting", "core", "errors", *FILES},
     "tracking": {"reports", "core", "errors", *FILES},
     "verifying": {
-        *("profile_selection", "probing", "tuning", "workers", "backends", "hardware", "core"),
+        *("recipe_for_device", "probing", "tuning", "workers", "backends", "hardware", "core"),
         *("errors", *FILES),
     },
     "probing": {"workers", "backends", "hardware", "core", "errors", *FILES},

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fuzz.example import FULL
 
-from autoprec.core.numerics.islands import IslandsEvidence
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.profile import NOT_COMPARED, MisalignedDimension
 from autoprec.core.ratio import Ratio
 from autoprec.errors import ProfileError

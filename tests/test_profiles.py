@@ -20,7 +20,7 @@ from autoprec import profile_comments, yaml_files
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,

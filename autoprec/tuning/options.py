@@ -18,6 +18,7 @@ from autoprec.core.codec import did_you_mean
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.loss_curves import MIN_STEPS
 from autoprec.core.recipe import KnobValue, check_knob
+from autoprec.core.speed.rounds import CONFIRMATION_ROUNDS
 from autoprec.core.speed.space import BATCH_SIZES, LARGEST_BATCH, parse_batch_sizes
 from autoprec.errors import UsageError
 from autoprec.tuning.events import Listener
@@ -28,7 +29,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 BASELINE_BATCH = 32
-
 SAMPLERS = ("cost", "tpe", "grid", "random")
 """What chooses the next recipe to try, by a short name."""
 
@@ -217,7 +217,7 @@ class Options:
         "memory that a trial may take: main memory on a CPU, of all ranks together, else the "
         "device's (default: what is free, less a reserve)"
     )
-    rounds: int = _search(6, "N", above=0).says(
+    rounds: int = _search(CONFIRMATION_ROUNDS, "N", above=0).says(
         "rounds of the interleaved timing of the fastest recipes and float32 (default: {default})"
     )
     attribute: bool = _search(False, new="result").says(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Refusal
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.numerics.islands import IslandsEvidence
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Present
@@ -43,12 +44,26 @@ class PreflightResult:
 
 
 @dataclass(frozen=True)
+class NeededIslands:
+    """The modules that a policy cannot run without in float32, and how they were found.
+
+    `products` is their share of the model's matrix products.
+    """
+
+    paths: tuple[str, ...]
+    attempts: int
+    reason: str
+    products: float = 0.0
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """The trials, and what the race of the fastest of them told.
 
     `baseline_point` is the baseline that fits in memory. `ranking` has the outcomes to choose from,
     as they came out in the race (empty: all of the trials), `finalists` the rates of its rounds,
-    `measured` their measurements. `noise_scale` is the gradient's, where that chose the batch.
+    `measured` their measurements. `needed_islands` are those of policies that do not run without;
+    the space of the trials has them. `noise_scale` is the gradient's, where that chose the batch.
     `notes` is what the profile should warn of, `seconds` what the search took.
     """
 
@@ -57,6 +72,7 @@ class SearchResult:
     ranking: tuple[Outcome, ...] = ()
     finalists: tuple[Finalist, ...] = ()
     measured: Measured = field(default_factory=dict)
+    needed_islands: Mapping[str, NeededIslands] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()

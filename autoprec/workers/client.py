@@ -32,9 +32,7 @@ from autoprec.workers.environment import worker_environment
 from autoprec.workers.failures import (
     FailureKind,
     WorkerFailure,
-    classify_exit,
-    describe_exit,
-    match_failure,
+    explain_exit,
 )
 from autoprec.workers.handlers import LoadedTask, type_hints_of
 from autoprec.workers.task_source import TaskSource
@@ -267,28 +265,10 @@ class Worker:
         printed = self.printed()
         guard = self._process.poll()
         self.kill()
-        if report.get("memory"):
-            return WorkerFailure(
-                FailureKind.OUT_OF_MEMORY,
-                f"ended by autoprec before the kernel would: {report['memory']}",
-                phase=self._phase,
-            )
-        code = _exit_code(report, guard)
-        if code is None:
-            return WorkerFailure(
-                FailureKind.EXITED,
-                f"the task closed the worker's channel in the phase {self._phase!r}; does it close "
-                "descriptors it did not open?",
-                frames=printed,
-                phase=self._phase,
-            )
-        kind = classify_exit(code, printed)
-        message = f"the worker {describe_exit(code)} in the phase {self._phase!r}"
-        if kind is FailureKind.EXITED and match_failure(printed) is None and code >= 0:
-            message += "; does the task call os._exit?"
-        return WorkerFailure(
-            kind, message, frames=_without_autoprec_frames(printed), phase=self._phase
-        )
+        code, over = _exit_code(report, guard), str(report.get("memory", ""))
+        kind, message = explain_exit(code, printed, self._phase, over)
+        frames = "" if over else _without_autoprec_frames(printed)
+        return WorkerFailure(kind, message, frames=frames, phase=self._phase)
 
     def _report(self) -> dict[str, Any]:
         """Merge all status lines the guard has written so far."""

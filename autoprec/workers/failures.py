@@ -1,10 +1,10 @@
 """Tells failures apart: one table from evidence to kind of failure.
 
-Evidence is an exception's type and message in the worker, or the worker's exit and the last lines
-it printed; the `supervisor` ends a worker beyond its memory. Only `OUT_OF_MEMORY` means that a
-recipe is too big. Messages are those of the libraries themselves; each row says whose. The table is
-one for all frameworks: they share libraries (cuDNN, oneDNN, glibc), and a worker may die before its
-framework is known.
+Evidence is an exception's type and message in the worker, or the worker's exit, the last lines it
+printed and the word of the `supervisor`, which ends a worker beyond its memory. Only
+`OUT_OF_MEMORY` means that a recipe is too big. Messages are those of the libraries themselves; each
+row says whose. The table is one for all frameworks: they share libraries (cuDNN, oneDNN, glibc),
+and a worker may die before its framework is known.
 """
 
 from __future__ import annotations
@@ -287,6 +287,29 @@ def add_advice(text: str) -> str:
 def _matching_pattern(text: str) -> FailurePattern | None:
     text = text[-20_000:]
     return next((each for each in FAILURE_PATTERNS if re.search(each.pattern, text)), None)
+
+
+def explain_exit(
+    returncode: int | None, printed: str, phase: str, over_memory: str = ""
+) -> tuple[FailureKind, str]:
+    """Say what it means that a worker ended in a phase: the kind, and a sentence.
+
+    `over_memory` is what the supervisor says where it ended the worker for its memory. The worker's
+    end of the channel is closed; where it runs all the same, it has no return code (None).
+    """
+    if over_memory:
+        said = f"ended by autoprec before the kernel would: {over_memory}"
+        return FailureKind.OUT_OF_MEMORY, said
+    if returncode is None:
+        return FailureKind.EXITED, (
+            f"the task closed the worker's channel in the phase {phase!r}; does it close "
+            "descriptors it did not open?"
+        )
+    kind = classify_exit(returncode, printed)
+    said = f"the worker {describe_exit(returncode)} in the phase {phase!r}"
+    if kind is FailureKind.EXITED and match_failure(printed) is None and returncode >= 0:
+        said += "; does the task call os._exit?"
+    return kind, said
 
 
 def classify_exit(returncode: int, printed: str) -> FailureKind:

@@ -70,8 +70,8 @@ def test_what_results_speak_of_is_there() -> None:
     ("name", "paths"),
     [
         ("overhead", ["torch/apply/accumulation", "torch/apply/precision"]),
-        ("overhead", ["torch/distributed/gradient_sync", "torch/distributed/wrapped_models"]),
-        ("overhead", ["keras/apply/optimizer_wrapping", "keras/apply/loss_scale"]),
+        ("overhead", ["torch/distributed/gradient_sync", "torch/distributed/sharding"]),
+        ("overhead", ["keras/apply/optimizer_wrapping", "keras/apply/loss_scaler"]),
         ("overhead", ["torch/surgeon", "keras/surgeon"]),
         ("replay", ["acquisition", "feasibility", "space", "noise", "communication"]),
         ("replay", ["stopping", "cost_model", "trial_results", "keep_memory"]),

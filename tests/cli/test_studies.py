@@ -13,6 +13,7 @@ import pytest
 from autoprec.cli import main
 from autoprec.measurement_cache import FOLDER_VARIABLE
 from autoprec.tuning.study import kept_tunings
+from autoprec.tuning.study.notes import TASK_PATH
 from autoprec.tuning.study.storage import mark_in_use
 from autoprec.tuning.study.study import Study
 from tests.cli.commands import QUICK, Run, Write
@@ -85,9 +86,7 @@ def test_a_studys_trials_are_shown(task: Path, ask: Run) -> None:
 
 
 def test_an_unfinished_one_says_so(task: Path, ask: Run, cache: Path) -> None:
-    Study(cache / "other-0.study.journal", "other-0123456789abcdef").remember(
-        "task_path", "/t/o.py"
-    )
+    Study(cache / "other-0.study.journal", "other-0123456789abcdef").remember(TASK_PATH, "/t/o.py")
     out = ask("list")[1]
     (row,) = [line for line in out.splitlines() if "/t/o.py" in line]
     assert row.rstrip().endswith("not finished: 0 of 0 trials ran")
@@ -174,7 +173,7 @@ def test_what_is_wrong_is_said(
 
 def test_two_tasks_of_one_name_must_be_told_apart(task: Path, ask: Run, cache: Path) -> None:
     other = Study(cache / "model_x-0.study.journal", "model_x-0123456789abcdef")
-    other.remember("task_path", "/elsewhere/model_x.py")
+    other.remember(TASK_PATH, "/elsewhere/model_x.py")
     code, _, err = ask("show", "model_x")
     assert code == 2
     assert "the name of several studies" in err

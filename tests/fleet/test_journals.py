@@ -14,14 +14,17 @@ from autoprec.fleet.journals import (
     read_journal,
     studies_folder,
 )
+from autoprec.tuning.study.notes import StudyNote
 from autoprec.tuning.study.study import Study
+
+ANSWER, MORE = StudyNote("answer", int), StudyNote("more", int)
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> str:
     """A real journal, of a study with a note."""
     path = tmp_path / "real.journal"
-    Study(path, "s").remember("answer", 42)
+    Study(path, "s").remember(ANSWER, 42)
     return path.read_text()
 
 
@@ -37,14 +40,14 @@ def test_a_study_goes_on_elsewhere_with_the_journal_that_was_sent(
 ) -> None:
     copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
     copy.write_text(journal)
-    Study(copy, "s").remember("more", 43)
+    Study(copy, "s").remember(MORE, 43)
     with Journals(tmp_path / "studies") as kept:
         kept.write("type", journal)
         kept.write("type", read_journal(copy))
         elsewhere.write_text(kept.read("type"))
         assert kept.read("another") == ""
     study = Study(elsewhere, "s")
-    assert (study.recall("answer", int), study.recall("more", int)) == (42, 43)
+    assert (study.recall(ANSWER), study.recall(MORE)) == (42, 43)
 
 
 def test_a_line_that_is_half_written_is_not_read(tmp_path: Path, journal: str) -> None:

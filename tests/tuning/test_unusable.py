@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from autoprec import api, probing, profile_selection
+from autoprec import api, probing, recipe_for_device
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.probe_result import MachineObservation, Unusable
@@ -38,7 +38,7 @@ MISSED = MachineObservation(devices=(CPU,), notes=("a remark",), unusable=(MISMA
 @pytest.fixture
 def a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU that cannot be used."""
-    for module in (probing, profile_selection):
+    for module in (probing, recipe_for_device):
         monkeypatch.setattr(module, "observe", lambda **_: MISSED)
     monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
 

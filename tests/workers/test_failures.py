@@ -18,6 +18,7 @@ from autoprec.workers.failures import (
     classify_exit,
     describe_exception,
     describe_exit,
+    explain_exit,
     match_failure,
 )
 from tests.tuning.recorded_failures import OOM, PRINTED, RECORDED, USER
@@ -92,6 +93,25 @@ def test_an_exit_code_is_no_signal(code: int) -> None:
 def test_a_signal_is_named() -> None:
     assert describe_exit(-signal.SIGSEGV) == "was ended by SIGSEGV"
     assert describe_exit(-63) == "was ended by signal 63"
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "over", "kind", "said"),
+    [
+        (-signal.SIGKILL, "", "it took 9 GiB", FailureKind.OUT_OF_MEMORY, ": it took 9 GiB"),
+        (None, "", "it took 9 GiB", FailureKind.OUT_OF_MEMORY, ": it took 9 GiB"),
+        (None, "", "", FailureKind.EXITED, "close descriptors it did not open?"),
+        (-signal.SIGKILL, "", "", FailureKind.KILLED, "SIGKILL in the phase 'load'"),
+        (1, "CUDA out of memory", "", FailureKind.OUT_OF_MEMORY, "code 1 in the phase 'load'"),
+        (3, "", "", FailureKind.EXITED, "does the task call os._exit?"),
+        (-63, "", "", FailureKind.EXITED, "signal 63 in the phase 'load'"),
+    ],
+)
+def test_an_end_is_explained_by_what_is_known_of_it(
+    code: int | None, printed: str, over: str, kind: FailureKind, said: str
+) -> None:
+    found, text = explain_exit(code, printed, "load", over)
+    assert (found, text.endswith(said)) == (kind, True), text
 
 
 def caught(function: Callable[[], None]) -> BaseException:

@@ -7,8 +7,6 @@ put back by `Precision.restore`.
 
 from __future__ import annotations
 
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,16 +18,14 @@ from autoprec.backends.keras.apply.applied_recipe import (
     AppliedRecipe,
     undo_former_recipe,
 )
-from autoprec.backends.keras.apply.dtype_policies import keras_name
+from autoprec.backends.keras.apply.change_report import ChangeReport
 from autoprec.backends.keras.apply.earlier_traces import trace_training_again
+from autoprec.backends.keras.apply.future_models import apply_to_future_models, attach_new_models
 from autoprec.backends.keras.apply.layer_names import layer_units, own_steps
-from autoprec.backends.keras.apply.layer_policy_stack import policy_replacing
-from autoprec.backends.keras.apply.lifecycle_hooks import NewModels
-from autoprec.backends.keras.apply.method_hooks import Hook, NewObjects, remove_hook
+from autoprec.backends.keras.apply.method_hooks import Hook, remove_hook
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.apply.optimizer_saving import innermost_optimizer
-from autoprec.backends.keras.apply.precision import Applied, AppliedToModel, Precision
-from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
+from autoprec.backends.keras.apply.precision import AppliedToModel, Precision
 from autoprec.backends.keras.apply.replicas import fit_to_replicas, refuse_keras_distribution
 from autoprec.backends.keras.apply.unreached_updates import UnreachedUpdates
 from autoprec.backends.keras.watch.watch import Watch
@@ -37,10 +33,6 @@ from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.watch_settings import Action
-from autoprec.errors import AutoprecWarning
-
-#: Stops following new models, if they are followed: there is one global policy.
-_STOP_FOLLOWING: list[Callable[[], None]] = []
 
 #: Where a model is known to a profile of the script's own, which stands aside for a tuning's.
 _ASIDE_ATTRIBUTE = "_autoprec_aside"
@@ -67,9 +59,15 @@ class KerasSurgeon:
         """
         refuse_keras_distribution()
         if model is None:
-            return _apply_to_future_models(recipe, facts, optimizers)
+            precision = apply_to_future_models(recipe, facts)
+            _apply_process_settings(precision)
+            if precision.policy.mixed:
+                trace_training_again()
+            for optimizer in optimizers:
+                precision.wrap(optimizer)
+            return precision
         precision = Precision(recipe)
-        _fit_to_replicas(precision, model)
+        precision.fit_to_replicas(model)
         operation = AppliedRecipe(precision, model, facts, given=optimizers)
         precision.register(operation, keep=True)
         try:
@@ -78,7 +76,7 @@ class KerasSurgeon:
         except BaseException:
             precision.restore()
             raise
-        precision._undo.append(UnreachedUpdates(precision).stop)
+        precision.add_undo(UnreachedUpdates(precision).stop)
         return precision
 
     def watch(
@@ -134,13 +132,9 @@ def _left_alone(
     if model is not None:
         precision.attach(model, optimizers)
     else:
-        precision._unattached += optimizers
+        precision.know(optimizers)
     if follow:
-        while _STOP_FOLLOWING:
-            _STOP_FOLLOWING.pop()()
-        stop = NewModels(precision.attach).stop
-        _STOP_FOLLOWING.append(stop)
-        precision._undo.append(stop)
+        attach_new_models(precision)
     precision.count_from_here()
     return precision
 
@@ -181,68 +175,14 @@ class _UntouchedModel:
         return (*given, *held.values())
 
     @property
-    def report(self) -> Applied:
+    def report(self) -> ChangeReport:
         """Return an empty report: nothing was changed."""
-        return Applied(Policy.FLOAT32)
+        return ChangeReport(Policy.FLOAT32)
 
     def restore(self) -> None:
         """Take off what looks at the model's own step."""
         if self.step is not None:
             remove_hook(self.model, "train_step", self.step)
-
-
-def _apply_to_future_models(
-    recipe: Recipe, facts: DeviceFacts | None, optimizers: Sequence[Any]
-) -> Precision:
-    """Set the global policy, and apply the recipe to each model as it comes."""
-    while _STOP_FOLLOWING:
-        _STOP_FOLLOWING.pop()()
-    before = keras.config.dtype_policy()
-    ours = policy_replacing(before, keras_name(recipe.policy))
-    float32_policy = policy_replacing(before, "float32")
-    made: weakref.WeakSet[Any] = weakref.WeakSet()
-    keras.config.set_dtype_policy(ours)
-
-    def register_layer(layer: Any) -> None:
-        """Note the layer; keep it float32 if it may be used in a dataset, before any model."""
-        made.add(layer)
-        if layer.dtype_policy is ours and is_preprocessing(layer):
-            layer.dtype_policy = float32_policy
-
-    def attach(precision: Precision, model: Any, given: Sequence[Any]) -> AppliedRecipe:
-        _fit_to_replicas(precision, model)
-        return AppliedRecipe(precision, model, facts, given=given, tolerant=True).apply()
-
-    precision = Precision(recipe, attach_to=attach)
-    _fit_to_replicas(precision, None)
-    followed = (
-        NewModels(precision.attach),
-        NewObjects(keras.Layer, register_layer),
-        UnreachedUpdates(precision, made),
-    )
-
-    def stop() -> None:
-        for each in followed:
-            each.stop()
-        if keras.config.dtype_policy() is ours:
-            keras.config.set_dtype_policy(before)
-
-    _STOP_FOLLOWING.append(stop)
-    precision._undo.append(stop)
-    _apply_process_settings(precision)
-    if precision.policy.mixed:
-        trace_training_again()
-    for optimizer in optimizers:
-        precision.wrap(optimizer)
-    return precision
-
-
-def _fit_to_replicas(precision: Precision, model: Any) -> None:
-    """Fit the precision's recipe to the replicas of `model`, and say what that changes."""
-    precision.recipe, said = fit_to_replicas(precision.recipe, model)
-    if said is not None:
-        precision.notes.append(said)
-        warnings.warn(said, AutoprecWarning, stacklevel=4)
 
 
 def _apply_process_settings(precision: Precision) -> None:
@@ -265,4 +205,4 @@ def _apply_process_settings(precision: Precision) -> None:
     execution = tf.config.experimental
     if recipe.policy is Policy.TF32 and not execution.tensor_float_32_execution_enabled():
         execution.enable_tensor_float_32_execution(True)
-        precision._undo.append(lambda: execution.enable_tensor_float_32_execution(False))
+        precision.add_undo(lambda: execution.enable_tensor_float_32_execution(False))

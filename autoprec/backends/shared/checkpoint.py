@@ -1,4 +1,7 @@
-"""One step of the float32 run that candidates are compared with: its state, batch and answer."""
+"""One step of the float32 run that candidates are compared with: its state, batch and answer.
+
+As many are kept as main memory has room for.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from typing import Any
 from autoprec.backends.shared.buffer_updates import StepBuffers
 from autoprec.backends.shared.trace_framework import Evaluated, TraceFramework, Trainee
 from autoprec.core.numerics import proof_steps
+
+MAX_CHECKPOINT_BYTES = 8 << 30
+"""How much main memory the states and gradients of a run's checkpoints may take."""
 
 
 @dataclass
@@ -71,3 +77,11 @@ class Checkpoint:
             raise found.error
         error = framework.outputs_error(found.outputs, known.outputs)
         return error if error is not None and math.isfinite(error) else None
+
+
+def affordable_steps(steps: frozenset[int], model_bytes: int) -> frozenset[int]:
+    """Return the steps whose state and gradient fit into the budget: the first, then the last."""
+    count = int(MAX_CHECKPOINT_BYTES // max(1, 2 * model_bytes))
+    ordered = sorted(steps)
+    preferred = ordered[:1] + ordered[:0:-1]
+    return frozenset(preferred[: max(1, count)])

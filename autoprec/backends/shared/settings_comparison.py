@@ -16,7 +16,7 @@ from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.buffer_updates import StepBuffers
-from autoprec.backends.shared.checkpoint_budget import affordable_steps
+from autoprec.backends.shared.checkpoint import affordable_steps
 from autoprec.backends.shared.ranks import Agree
 from autoprec.backends.shared.trace_framework import Evaluated, Observed, TraceFramework, Trainee
 from autoprec.core.numerics.reference_recipe import plain_float32, settings_in_float32

@@ -16,8 +16,7 @@ from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.buffer_updates import SCALE, StepBuffers
-from autoprec.backends.shared.checkpoint import Checkpoint
-from autoprec.backends.shared.checkpoint_budget import affordable_steps
+from autoprec.backends.shared.checkpoint import Checkpoint, affordable_steps
 from autoprec.backends.shared.gradient_exponents import ExponentCounts, in_bfloat16
 from autoprec.backends.shared.ranks import ALONE, Ranks
 from autoprec.backends.shared.repeatable_batches import BatchStream

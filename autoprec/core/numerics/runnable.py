@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.measurement import Unit
-from autoprec.core.numerics.islands import IslandsFound, NoIslandsHelp, sets_by_cost
+from autoprec.core.numerics.island_proposals import IslandsFound, NoIslandsHelp, sets_by_cost
 
 MAX_ATTEMPTS = 24
 """The most sets to try; each costs a step, or the part of one before it raises."""

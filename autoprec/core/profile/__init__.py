@@ -21,8 +21,8 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import times
-from autoprec.core.numerics.islands import IslandsEvidence
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.ratio import Ratio

@@ -1,9 +1,9 @@
 """Decides when the search stops.
 
-It ends at the limit of trials, when every point that fits was measured, or when no untried point is
-likely to be faster by more than one per cent, or by enough for the seconds that its trial takes.
-When time is over, `tuning.search.loop` says; what runs next to the fastest all the same,
-`acquisition` decides.
+It ends at the limit of trials, when its time is over, when every point that fits was measured, or
+when no untried point is likely to be faster by more than one per cent, or by enough for the seconds
+that its trial takes. What runs next to the fastest all the same, `acquisition` decides; which share
+of the whole tuning's time limit is the search's, `tuning.time_limit`.
 """
 
 from __future__ import annotations
@@ -81,6 +81,21 @@ def trial_limit_reached(trials: int, limits: Limits) -> Stop | None:
     if limits.trials is None or trials < limits.trials:
         return None
     return Stop(f"the limit of {limits.trials} trials is reached")
+
+
+def time_limit_reached(
+    seconds_left: float, time_limit: float, searched: float, search_limit: float | None
+) -> Stop | None:
+    """Return why to stop if a limit of time, in seconds, is reached; else None.
+
+    `seconds_left` are those of the search's share of the tuning's `time_limit`. The search itself
+    has taken `searched` of its `search_limit` (None: it has none).
+    """
+    if seconds_left <= 0:
+        return Stop(f"its share of the time limit of {time_limit:g} s is used up")
+    if search_limit is not None and searched >= search_limit:
+        return Stop(f"the search's limit of {search_limit:g} s is reached")
+    return None
 
 
 def is_worth_a_trial(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.number_words import times
 from autoprec.core.numerics.loss_curves import LossCurves
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.profile import TriedRecipe
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Recipe

@@ -28,7 +28,7 @@ from autoprec.core.speed.attribution import (
 from autoprec.core.speed.consistency import is_too_wide, overstated
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.race import known_finalist
-from autoprec.core.speed.rounds import rounds_are_enough
+from autoprec.core.speed.rounds import most_rounds, rounds_are_enough
 from autoprec.core.speed.selection import Choice, Finalist, choose
 from autoprec.tuning.confirmation.search_comparison import (
     far_slower_rival,
@@ -328,7 +328,7 @@ class _Confirmation:
 
         while True:
             try:
-                return self._time(recipes, 2 * self.job.options.rounds, running)
+                return self._time(recipes, most_rounds(self.job.options.rounds), running)
             except FinalistFailed as failed:
                 if failed.recipe not in recipes[2:]:
                     raise

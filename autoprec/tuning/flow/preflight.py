@@ -22,8 +22,10 @@ from autoprec.tuning.events import Described, Note, Stage, Started
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
 from autoprec.tuning.ranks import batch_of_rank, check_engine
+from autoprec.tuning.search.samplers import sampler_of
 from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
 from autoprec.tuning.stage_results import PreflightResult
+from autoprec.tuning.study.notes import FACTS, TASK
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import DESCRIPTION_SHARE
 from autoprec.workers.failures import FailureKind, WorkerFailure
@@ -39,7 +41,7 @@ def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResu
     proposal = propose(facts, job.options.policies)
     job.listener(Started(str(job.task), facts, proposal, study.location))
     space = build_space(job, task, facts, proposal)
-    study.set_space(space, sampler=job.options.sampler, seed=job.options.seed)
+    study.set_space(space, sampler_of(job.options.sampler, job.options.seed))
     job.listener(Described(task, len(study.history()), len(space.points())))
     return PreflightResult(
         task=task,
@@ -55,7 +57,7 @@ def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts
 
     Where the time limit leaves no time for that, they stay unknown, for this time.
     """
-    facts = study.recall("facts", DeviceFacts)
+    facts = study.recall(FACTS)
     if facts is not None:
         return facts
     known = job.target.facts
@@ -69,19 +71,19 @@ def measure_device(job: TuningJob, study: Study, task: TaskFacts) -> DeviceFacts
         facts = job.target.measure(facts, software)
     for note in facts.notes[len(known.notes) :]:
         job.listener(Note(note, warning=True))
-    study.remember("facts", facts)
+    study.remember(FACTS, facts)
     return facts
 
 
 def describe_once(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
     """Take one float32 step, so that the user's bugs show before anything else is tried."""
-    known = study.recall("task", TaskFacts)
+    known = study.recall(TASK)
     if known is not None:
         return known
     job.listener(Stage("preflight", "in float32"))
     facts = describe(job, runner)
     if not job.deadline.passed(DESCRIPTION_SHARE):  # else something may have been left out
-        study.remember("task", facts)
+        study.remember(TASK, facts)
     return facts
 
 

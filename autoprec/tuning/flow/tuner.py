@@ -32,6 +32,7 @@ from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.race.run_race import run_race
 from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.run_search import first_answer, run_search
+from autoprec.tuning.search.samplers import sampler_of
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
     FinalistLost,
@@ -41,9 +42,9 @@ from autoprec.tuning.stage_results import (
     TuningResult,
 )
 from autoprec.tuning.study.device_lock import lock_devices
-from autoprec.tuning.study.kept_tunings import RESULT, TASK_PATH, StoredProfile
+from autoprec.tuning.study.notes import RESULT, TASK_PATH, StoredProfile
 from autoprec.tuning.study.storage import default_journal
-from autoprec.tuning.study.study import Study, sampler_of, study_name
+from autoprec.tuning.study.study import Study, study_name
 from autoprec.tuning.time_limit import SEARCH_SHARE, SECOND_SEARCH_SHARE, Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.failures import WorkerFailure
@@ -66,7 +67,7 @@ def tune(job: TuningJob) -> Profile:
             if not job.task.plain:  # what it is, only running it tells
                 job, digest = _start(job, runner)
             study = closing.enter_context(contextlib.closing(_open_study(job, digest)))
-            stored = study.recall(RESULT, StoredProfile)
+            stored = study.recall(RESULT)
             finished = stored is not None and stored.limits == repr(job.options.limits())
             if job.task.plain and (job.target.unusable or not finished):
                 job, _ = _start(job, runner)
@@ -174,7 +175,9 @@ def _search(
     share = SEARCH_SHARE if earlier is None else SECOND_SEARCH_SHARE
     history, space = found.trials.history, found.trials.space
     needed = seconds_to_keep_free(history, space, evaluated=preflight.task.has_evaluate)
-    return run_race(job, study, found, runner, job.deadline.share_before(share, needed))
+    raced = run_race(job, study, found, runner, job.deadline.share_before(share, needed))
+    prover.take(raced)
+    return raced
 
 
 def _profile(job: TuningJob, recipe: Recipe, runner: Runner) -> None:
@@ -244,6 +247,6 @@ def _open_study(job: TuningJob, digest: str) -> Study:
     sampler_of(job.options.sampler, job.options.seed)  # refused before anything is measured
     study = Study(storage, name, fresh=job.options.fresh)
     path = str(job.task.path.resolve())
-    if study.recall(TASK_PATH, str) != path:
+    if study.recall(TASK_PATH) != path:
         study.remember(TASK_PATH, path)
     return study

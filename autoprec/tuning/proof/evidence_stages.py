@@ -18,7 +18,7 @@ from autoprec.core.numerics.late_failures import (
     needs_second_seed,
 )
 from autoprec.core.numerics.loss_origin import above_origin
-from autoprec.core.numerics.loss_scale import is_near_limit
+from autoprec.core.numerics.loss_scale_choice import is_near_limit
 from autoprec.core.numerics.needed_seeds import is_lost
 from autoprec.core.numerics.single_step import is_noise_sensitive
 from autoprec.core.numerics.tolerance import Tolerance

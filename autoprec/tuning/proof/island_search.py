@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.measurement import Unit
-from autoprec.core.numerics.islands import IslandsFound, IslandTrial, NoIslandsHelp, next_islands
+from autoprec.core.numerics.island_proposals import (
+    IslandsFound,
+    IslandTrial,
+    NoIslandsHelp,
+    next_islands,
+)
 from autoprec.core.numerics.runnable import RunAttempt, next_attempt
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoprec.backends.protocol import Tracer
-from autoprec.core.numerics.loss_scale import (
+from autoprec.core.numerics.loss_scale_choice import (
     MAX_EXPONENT,
     ScaleEvidence,
     growth_interval,

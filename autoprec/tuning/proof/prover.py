@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
-from autoprec.core.numerics.islands import IslandsEvidence
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywhere
@@ -16,15 +17,20 @@ from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe, communication_settings
 from autoprec.core.recipe_words import describe_settings, name_recipe
-from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.proof.needed_islands import recall_needed, with_needed_islands
 from autoprec.tuning.proof.recipe_proof import Proof
-from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
+from autoprec.tuning.stage_results import (
+    REFERENCE,
+    NeededIslands,
+    PreflightResult,
+    ProvenRecipe,
+    SearchResult,
+)
+from autoprec.tuning.study.notes import NOISE_SCALE, PROOF, PROOF_LENGTHS, StudyNote
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import PROOF_SHARE
 from autoprec.workers.failures import WorkerFailure
@@ -46,12 +52,12 @@ class StoredProofLengths(UserDict[str, ProofLength]):
     def __init__(self, study: Study, options: Options) -> None:
         super().__init__()
         self._study = study
-        self._name = f"proof lengths:{options.proof_seconds!r}:{options.time_limit!r}"
-        self.data = study.recall(self._name, dict[str, ProofLength]) or {}
+        self._note = PROOF_LENGTHS.of(options.proof_seconds, options.time_limit)
+        self.data = study.recall(self._note) or {}
 
     def __setitem__(self, batch: str, length: ProofLength) -> None:
         super().__setitem__(batch, length)
-        self._study.remember(self._name, self.data)
+        self._study.remember(self._note, self.data)
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ class Prover:
         self._options, self._listener = job.options, job.listener
         self._deadline = job.deadline
         self._study, self._runner = study, runner
-        self._searched, self._units = preflight.space, preflight.task.units
+        self._space, self._units = preflight.space, preflight.task.units
+        self._needed_islands: Mapping[str, NeededIslands] = {}
         self._attempts: dict[str, ProofAttempt] = {}
         self._proof = Proof(
             RemoteTracer(runner),
@@ -95,10 +102,9 @@ class Prover:
             on_event=self._report_progress,
         )
 
-    @property
-    def _space(self) -> Space:
-        """Return the space, with what the search found that policies need in float32."""
-        return with_needed_islands(self._study, self._searched)
+    def take(self, search: SearchResult) -> None:
+        """Prove recipes of this search from now on: its space has what policies need in float32."""
+        self._space, self._needed_islands = search.trials.space, search.needed_islands
 
     def prove(self, outcome: Outcome) -> ProofAttempt:
         """Prove the recipe of a trial, with islands where it does not train like float32 alone."""
@@ -141,8 +147,8 @@ class Prover:
 
         None where gradients cannot be compared, or no time is left.
         """
-        name = f"noise:{recipe.key()}"
-        found = self._study.recall(name, NoiseScale)
+        note = NOISE_SCALE.of(recipe.key())
+        found = self._study.recall(note)
         if found is None:
             self._listener(Stage("proof", "how noisy the gradient is, in float32"))
             try:
@@ -151,7 +157,7 @@ class Prover:
                 raise_unrelated(failure)
             self.forget()
             if found is not None:
-                self._study.remember(name, found)
+                self._study.remember(note, found)
         return found
 
     def forget(self) -> None:
@@ -208,7 +214,7 @@ class Prover:
 
     def _needed_evidence(self, recipe: Recipe) -> IslandsEvidence | None:
         """Return the profile's evidence on what the policy cannot run without in float32."""
-        needed = recall_needed(self._study, recipe.policy.value)
+        needed = self._needed_islands.get(recipe.policy.value)
         if needed is None:
             return None
         return IslandsEvidence.of(needed.attempts, needed.products, needed.reason)
@@ -282,17 +288,17 @@ class Prover:
     def _report_progress(self, phase: str, step: int) -> None:
         self._listener(Progress(phase, step))
 
-    def _name(self, recipe: Recipe) -> str:
+    def _note(self, recipe: Recipe) -> StudyNote[ProvenRecipe]:
         limits = self._options.limits().items()
         kept = {name: value for name, value in limits if name not in _NOT_OF_PROOFS}
-        return f"proof:{kept!r}:{recipe.key()}"
+        return PROOF.of(kept, recipe.key())
 
     def _recall(self, recipe: Recipe) -> ProvenRecipe | None:
-        return self._study.recall(self._name(recipe), ProvenRecipe)
+        return self._study.recall(self._note(recipe))
 
     def _keep(self, recipe: Recipe, proven: ProvenRecipe | None) -> None:
         if proven is not None:
-            self._study.remember(self._name(recipe), proven)
+            self._study.remember(self._note(recipe), proven)
 
 
 def _at_rate(known: ProvenRecipe, rate: float, seconds: float) -> ProvenRecipe:

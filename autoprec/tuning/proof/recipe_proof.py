@@ -26,7 +26,7 @@ from autoprec.core.measurement import Unit
 from autoprec.core.numerics import judging, proof_steps
 from autoprec.core.numerics.exact_settings import SettingsVerdict
 from autoprec.core.numerics.loss_curves import sample_curves
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.numerics.reference_recipe import is_exact

@@ -7,8 +7,7 @@ A machine's speed changes within seconds by more than its processes differ. So t
 are open at the same time, and take many short turns. Where one's memory would change another's
 speed, each has a worker of its own. On a CPU every round has new processes: a recipe's rate in a
 round is that of a process, rounds are independent of each other, and an interval over them holds in
-the next process. How many rounds run, the caller decides: the race by `core.speed.race`, the
-confirmation by the width of its interval.
+the next process. How many rounds run, the caller decides, by `core.speed.rounds`.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autoprec.core.device.policies import Refusal
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
+from autoprec.core.speed.race import find_contenders, ranking
+from autoprec.core.speed.rounds import who_runs_on
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -28,24 +29,11 @@ from autoprec.tuning.race.interleaved_timing import (
 )
 from autoprec.tuning.race.sessions import FinalistFailed, raise_baseline_failed
 from autoprec.tuning.stage_results import SearchResult
+from autoprec.tuning.study.notes import RACE, KeptRace
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
-from autoprec.tuning.trials import Measured, Trials
+from autoprec.tuning.trials import Trials
 from autoprec.workers.runner import Runner, raise_unrelated
-
-#: The race's name among what a study keeps.
-_STUDY_KEY = "race"
-
-
-@dataclass(frozen=True)
-class KeptRace:
-    """What a race told, kept in the study; `searched` are the rates of the search before it."""
-
-    searched: tuple[float, ...]
-    ranking: tuple[Outcome, ...]
-    recipes: tuple[Recipe, ...]
-    measured: Measured
-    refusals: tuple[Refusal, ...]
 
 
 def run_race(
@@ -61,7 +49,7 @@ def run_race(
     and has searched nothing since does not race again.
     """
     searched = tuple(outcome.rate for outcome in search.trials.history)
-    kept = study.recall(_STUDY_KEY, KeptRace)
+    kept = study.recall(RACE)
     if kept is not None and kept.searched == searched:
         finalists = [finalist_of(recipe, kept.measured[recipe.key()]) for recipe in kept.recipes]
         return replace(
@@ -75,7 +63,7 @@ def run_race(
     if found.finalists:
         recipes = tuple(finalist.recipe for finalist in found.finalists)
         kept = KeptRace(searched, found.ranking, recipes, found.measured, found.refusals)
-        study.remember(_STUDY_KEY, kept)
+        study.remember(RACE, kept)
     return found
 
 

@@ -49,7 +49,7 @@ def search_at_goodput(
     at = "more than can be told" if scale.at is None else f"{rate_number(scale.at)} samples"
     most = f"batch {size * space.world_size} has the most goodput"
     job.listener(Note(f"{most}: the gradient noise scale is {at}"))
-    missing = found.not_covered
+    missing, needed = found.not_covered, found.needed_islands
     if job.options.sampler == "cost":
         own = replace(space, batch_sizes=(size,))
         plain = {**found.baseline_point, BATCH: size}
@@ -64,7 +64,7 @@ def search_at_goodput(
             evaluated=task.has_evaluate,
         )
         search.run(runner)
-        space = replace(search.space, batch_sizes=space.batch_sizes)
+        space, needed = replace(search.space, batch_sizes=space.batch_sizes), search.needed_islands
         missing = tuple(dict.fromkeys((*missing, *search.not_covered)))
     history, plain_key = study.history(), point_key(baseline.point)
     kept = [o for o in history if o.point[BATCH] == size or point_key(o.point) == plain_key]
@@ -72,6 +72,7 @@ def search_at_goodput(
         found,
         trials=Trials(found.trials.task, space, history, found.trials.rehearsed),
         ranking=tuple(kept),
+        needed_islands=needed,
         noise_scale=scale,
         not_covered=missing,
     )

@@ -18,32 +18,28 @@ from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out, wit
 from autoprec.core.speed.float16 import float16_waits
 from autoprec.core.speed.keep_memory import describe_gain, start_point
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
-from autoprec.core.speed.stopping import OUT_OF_TIME, Limits, Stop
+from autoprec.core.speed.stopping import OUT_OF_TIME, Limits, Stop, time_limit_reached
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status, ran, setup_seconds
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.duration import seconds_to_keep_free
-from autoprec.tuning.proof.needed_islands import (
+from autoprec.tuning.search.needed_islands import (
     find_needed_islands,
     may_need_islands,
+    recall_needed,
     with_needed_islands,
 )
+from autoprec.tuning.search.samplers import next_of_sampler
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
-
-#: A sampler that proposes known points this many times in a row proposes nothing new.
-_MAX_REPEATS = 20
 
 #: Share of a worker's memory limit that a trial may be expected to need.
 _MEMORY_SHARE = 0.95
 
 #: The most steps of a trial: half a second of steps that take half a millisecond.
 _MOST_STEPS = 1000
-
-#: Trials of Optuna's samplers where `trials` is not set.
-_DEFAULT_SAMPLER_TRIALS = 40
 
 
 def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
@@ -80,7 +76,8 @@ class Search:
     ) -> None:
         self._share, self._evaluated = share, evaluated
         self._job, self._study, self._units = job, study, units
-        self._space = with_needed_islands(study, space)
+        self.needed_islands = recall_needed(study, space)
+        self._space = with_needed_islands(space, self.needed_islands)
         self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
         self._clock, self._began, self._spent = clock, clock(), spent
@@ -133,8 +130,7 @@ class Search:
             if settled is None:
                 return history
             over = self._time_limit_reached(history) if history else None
-            left = job.deadline.left(self._share_of(history))
-            decision = over or _decide(job, space, settled, history, repeats, left)
+            decision = over or self._decide(settled, history, repeats)
             if isinstance(decision, Stop):
                 late = over is not None or decision is OUT_OF_TIME
                 self.not_covered = self._left_out(history, out_of_time=late)
@@ -150,6 +146,19 @@ class Search:
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
+
+    def _decide(self, baseline: Point, history: tuple[Outcome, ...], repeats: int) -> Next | Stop:
+        """Return what to try next: what the cost model proposes, or the sampler asked for."""
+        job, space = self._job, self._space
+        limits = Limits(
+            memory_bytes=_memory_limit(job),
+            trials=job.options.trials,
+            longest_step=job.deadline.longest_step,
+            seconds_left=job.deadline.left(self._share_of(history)),
+        ).with_setup(setup_seconds(history))
+        if job.options.sampler == "cost" or outcome_at(history, baseline) is None:
+            return next_point(space, baseline, history, limits)
+        return next_of_sampler(job.options.sampler, space, history, limits, repeats)
 
     def _left_out(self, history: Sequence[Outcome], *, out_of_time: bool) -> tuple[str, ...]:
         """Return what the search did not try: for lack of time, or of trials."""
@@ -170,14 +179,10 @@ class Search:
         return self._job.deadline.share_before(self._share, kept_free)
 
     def _time_limit_reached(self, history: Sequence[Outcome]) -> Stop | None:
-        """Say which limit has ended the search; None while there is time."""
-        options = self._job.options
-        if self._job.deadline.passed(self._share_of(history)):
-            return Stop(f"its share of the time limit of {options.time_limit:g} s is used up")
-        limit = options.search_limit
-        if limit is not None and self.seconds >= limit:
-            return Stop(f"the search's limit of {limit:g} s is reached")
-        return None
+        """Say which limit of time has ended the search; None while there is time."""
+        deadline, limit = self._job.deadline, self._job.options.search_limit
+        left = deadline.left(self._share_of(history))
+        return time_limit_reached(left, deadline.seconds, self.seconds, limit)
 
     def _measure(
         self,
@@ -238,7 +243,8 @@ class Search:
         if why_not:
             self._beyond_repair.add(recipe.policy)
             return replace(failed, reason=f"{failed.reason.rstrip('.')}; {why_not}")
-        self._space = with_needed_islands(self._study, self._space)
+        self.needed_islands = recall_needed(self._study, self._space)
+        self._space = with_needed_islands(self._space, self.needed_islands)
         repaired = self._space.recipe(failed.point)
         return self._run_trial(runner, failed.point, repaired, budget, baseline=False)
 
@@ -277,38 +283,6 @@ def _policies_not_compared(space: Space, history: Sequence[Outcome]) -> tuple[st
     return tuple(each.value for each in space.policies if each.value not in compared | waits)
 
 
-def _decide(
-    job: TuningJob,
-    space: Space,
-    baseline: Point,
-    history: tuple[Outcome, ...],
-    repeats: int,
-    seconds_left: float,
-) -> Next | Stop:
-    """Return what to try next; other samplers may propose anything, at worst the slowest again."""
-    options = job.options
-    limits = Limits(
-        memory_bytes=_memory_limit(job),
-        trials=options.trials,
-        longest_step=job.deadline.longest_step,
-        seconds_left=seconds_left,
-    ).with_setup(setup_seconds(history))
-    if options.sampler == "cost" or outcome_at(history, baseline) is None:
-        return next_point(space, baseline, history, limits)
-    steps = [each.measurement.step_seconds for each in history if each.measurement is not None]
-    if not all(map(limits.ends_in_time, steps)):
-        return OUT_OF_TIME
-    points = len(space.points())
-    count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
-    if options.sampler == "grid":
-        return _next_of_grid(space, history, count)
-    if len(history) >= count:
-        return Stop(f"the limit of {count} trials is reached")
-    if repeats > _MAX_REPEATS or len(history) >= points:
-        return Stop(f"{options.sampler} proposes nothing new")
-    return Next(None, f"proposed by {options.sampler}")
-
-
 def _memory_limit(job: TuningJob) -> float | None:
     """Return the memory a trial may be expected to need, a little below a worker's limit."""
     return None if job.memory_bytes is None else _MEMORY_SHARE * job.memory_bytes
@@ -335,12 +309,3 @@ def _timing_budget(too_slow: float, foreseen: float) -> TimingBudget:
         too_slow_seconds=1 / too_slow if too_slow else None,
         expected_seconds=1 / foreseen if foreseen else None,
     )
-
-
-def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:
-    """Return the grid's next recipe, small batches first, to learn what does not fit in memory."""
-    points = sorted(space.points(), key=lambda point: int(point[BATCH]))
-    left = [point for point in points if outcome_at(history, point) is None]
-    if not left or len(history) >= count:
-        return Stop("the grid is measured" if not left else f"the limit of {count} is reached")
-    return Next(left[0], f"{len(left)} recipes of the grid are left")

@@ -53,6 +53,7 @@ def run_search(
     return SearchResult(
         trials=Trials(preflight.task, search.space, history, preflight.rehearsed),
         baseline_point=baseline,
+        needed_islands=search.needed_islands,
         notes=_notes(space, requested, baseline),
         refusals=() if earlier is None else earlier.refusals,
         not_covered=search.not_covered,

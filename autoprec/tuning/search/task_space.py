@@ -11,7 +11,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Proposal, Refusal, float16_waits
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts
-from autoprec.core.numerics.islands import resolve_patterns
+from autoprec.core.numerics.island_proposals import resolve_patterns
 from autoprec.core.recipe import (
     ATTENTION,
     BLOCKS,

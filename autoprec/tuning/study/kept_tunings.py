@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, from_plain
-from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.profile import Profile
 from autoprec.core.profile.earlier import profile_from_plain
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.errors import TaskError, UsageError
+from autoprec.tuning.study.notes import FACTS, OUTCOME, RESULT, TASK_PATH, StudyNote
 from autoprec.tuning.study.storage import (
     default_journal,
     journal_path,
@@ -24,20 +24,11 @@ from autoprec.tuning.study.storage import (
     remove_journal,
     without_password,
 )
-from autoprec.tuning.study.study import FINAL_SUFFIX, OUTCOME
+from autoprec.tuning.study.study import FINAL_SUFFIX
 
 T = TypeVar("T")
 
-RESULT, TASK_PATH = "result", "task_path"
 _OF_ANOTHER_SPACE = re.compile(r"-space-[0-9a-f]{16}$")
-
-
-@dataclass(frozen=True)
-class StoredProfile:
-    """A finished tuning as it is kept in the study, with the limits it was finished under."""
-
-    profile: Profile
-    limits: str
 
 
 @dataclass(frozen=True)
@@ -77,9 +68,9 @@ def read_tunings(place: str | Path) -> tuple[KeptTuning, ...]:
 
 
 def _tuning(name: str, notes: Mapping[str, Any], trials: list[Any]) -> KeptTuning:
-    outcomes = [_decoded(Outcome, trial.user_attrs.get(OUTCOME)) for trial in trials]
-    facts = _decoded(DeviceFacts, notes.get("facts"))
-    stored = notes.get(RESULT)
+    outcomes = [_decoded(OUTCOME, trial.user_attrs) for trial in trials]
+    facts = _decoded(FACTS, notes)
+    stored = notes.get(RESULT.name)
     profile = None
     if isinstance(stored, Mapping):
         with contextlib.suppress(DecodeError):
@@ -87,7 +78,7 @@ def _tuning(name: str, notes: Mapping[str, Any], trials: list[Any]) -> KeptTunin
     ended = [trial.datetime_complete or trial.datetime_start for trial in trials]
     return KeptTuning(
         name=name,
-        task=str(notes.get(TASK_PATH, "")),
+        task=str(notes.get(TASK_PATH.name, "")),
         device="" if facts is None else facts.name,
         last_used=max((each for each in ended if each is not None), default=None),
         outcomes=tuple(each for each in outcomes if each is not None),
@@ -129,11 +120,12 @@ def _last_trial(storage: str | Path) -> datetime:
     return max(ended, default=datetime.min)
 
 
-def _decoded(kind: type[T], plain: Any) -> T | None:
+def _decoded(note: StudyNote[T], kept: Mapping[str, Any]) -> T | None:
     """Return a kept value; None where there is none, or another version kept it differently."""
+    plain = kept.get(note.name)
     if plain is not None:
         with contextlib.suppress(DecodeError):
-            return from_plain(kind, plain)
+            return from_plain(note.kind, plain)
     return None
 
 

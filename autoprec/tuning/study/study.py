@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import inspect
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,15 +19,12 @@ from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.errors import UsageError
+from autoprec.tuning.study.notes import FIRST_TRIAL, OUTCOME, SPACE, StudyNote
 from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
 
 T = TypeVar("T")
 
-OUTCOME = "outcome"
-_SPACE = "space"
-_FIRST_TRIAL = "since"
 FINAL_SUFFIX = "-result"
 """Ends the name of the study that a finished tuning is shown as."""
 
@@ -77,20 +71,21 @@ class Study:
         except (OSError, StorageInternalError) as error:
             raise storage_error(self.location, error) from error
 
-    def set_space(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
-        """Set the space that trials are asked from, and the sampler that asks."""
+    def set_space(self, space: Space, sampler: Any = None) -> None:
+        """Set the space that trials are asked from; without a sampler, at given points alone."""
         levels = space.levels()
         with self._translate_errors():
             self._separate_spaces(levels)
-        self._trials.sampler = sampler_of(sampler, seed)
+        if sampler is not None:
+            self._trials.sampler = sampler
         self._distributions = distributions_of(levels)
 
     def _separate_spaces(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
         """Give the trials a study of their own if this study's came from another space."""
         space = study_name("space", levels)
-        first = self._notes.user_attrs.get(_SPACE)
+        first = self._notes.user_attrs.get(SPACE.name)
         if first is None:
-            self._notes.set_user_attr(_SPACE, space)
+            self._notes.set_user_attr(SPACE.name, space)
         elif first != space:
             self._trials = self._open(f"{self.name}-{space}")
             self._fail_unfinished()
@@ -110,9 +105,9 @@ class Study:
         found: dict[object, Outcome] = {}
         with self._translate_errors():
             trials = self._trials.get_trials(deepcopy=False)
-            since = self._trials.user_attrs.get(_FIRST_TRIAL, 0)
+            since = self._trials.user_attrs.get(FIRST_TRIAL.name, 0)
         for trial in trials[since:]:
-            plain = trial.user_attrs.get(OUTCOME)
+            plain = trial.user_attrs.get(OUTCOME.name)
             if plain is None or not trial.state.is_finished():
                 continue
             with contextlib.suppress(DecodeError):  # it is measured again
@@ -124,7 +119,7 @@ class Study:
         """Exclude the trials so far, so that every recipe is measured again."""
         with self._translate_errors():
             count = len(self._trials.get_trials(deepcopy=False))
-            self._trials.set_user_attr(_FIRST_TRIAL, count)
+            self._trials.set_user_attr(FIRST_TRIAL.name, count)
 
     def ask(self, point: Point | None = None) -> tuple[Any, Point]:
         """Ask for a new trial, at `point` or where the sampler says; return it and its point."""
@@ -137,7 +132,7 @@ class Study:
     def tell(self, trial: Any, outcome: Outcome) -> None:
         """Record how a trial ended; a failed one counts as infeasible with value 0 for samplers."""
         with self._translate_errors():
-            trial.set_user_attr(OUTCOME, to_plain(outcome))
+            trial.set_user_attr(OUTCOME.name, to_plain(outcome))
             trial.set_user_attr("status", outcome.status.value)
             if outcome.reason:
                 trial.set_user_attr("reason", outcome.reason)
@@ -153,20 +148,20 @@ class Study:
             final.set_user_attr("reason", reason)
             final.add_trials(trials)
 
-    def remember(self, name: str, value: object) -> None:
-        """Keep a plain value or a dataclass under a name."""
+    def remember(self, note: StudyNote[T], value: T) -> None:
+        """Keep a plain value or a dataclass."""
         with self._translate_errors():
-            self._notes.set_user_attr(name, to_plain(value))
+            self._notes.set_user_attr(note.name, to_plain(value))
 
-    def recall(self, name: str, kind: type[T]) -> T | None:
-        """Return what was kept under a name, None where nothing readable was."""
+    def recall(self, note: StudyNote[T]) -> T | None:
+        """Return what was kept, None where nothing readable was."""
         # Asked of the storage, for a study would copy everything that was kept.
         own = self._storage.get_study_id_from_name(self.name)
-        plain = self._storage.get_study_user_attrs(own).get(name)
+        plain = self._storage.get_study_user_attrs(own).get(note.name)
         if plain is None:
             return None
         try:
-            return from_plain(kind, plain)
+            return from_plain(note.kind, plain)
         except DecodeError:
             return None
 
@@ -198,45 +193,4 @@ def record_out_of_memory(storage: str | Path, reason: str) -> None:
         for trial in running:
             outcome = Outcome(dict(trial.params), Status.OUT_OF_MEMORY, reason=reason)
             known = opened.get_trial_id_from_study_id_trial_number(own, trial.number)
-            opened.set_trial_user_attr(known, OUTCOME, to_plain(outcome))
-
-
-# Samplers ---------------------------------------------------------------------------------------
-
-#: Trials that TPE draws at random before it models anything.
-_TPE_STARTUP_TRIALS = 6
-
-
-def sampler_of(name: str, seed: int) -> Any:
-    """Return Optuna's sampler of a short name, or any other by its import path.
-
-    It is given the seed if it takes one. Raises `UsageError` if there is no such sampler, or if it
-    cannot be made.
-    """
-    import optuna
-
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    if "." not in name:  # cost and grid ask by point
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_TPE_STARTUP_TRIALS)
-    module, _, attribute = name.rpartition(".")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise _refusal(name, str(error)) from error
-    if not (isinstance(found, type) and issubclass(found, optuna.samplers.BaseSampler)):
-        raise _refusal(name, "it is no subclass of optuna.samplers.BaseSampler")
-    seeded = {"seed": seed} if "seed" in inspect.signature(found).parameters else {}
-    try:
-        with warnings.catch_warnings():  # whoever names an experimental one knows that
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return found(**seeded)
-    except (ImportError, TypeError, ValueError) as error:
-        raise _refusal(name, f"it cannot be made: {error}") from error
-
-
-def _refusal(name: str, why: str) -> UsageError:
-    return UsageError(
-        f"`sampler={name}`: {why}; expected a sampler that is made without arguments, by its "
-        "import path such as optuna.samplers.GPSampler, or one of cost, tpe, grid, random"
-    )
+            opened.set_trial_user_attr(known, OUTCOME.name, to_plain(outcome))

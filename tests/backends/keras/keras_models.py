@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply.train_function import retrace_functions
+from autoprec.backends.keras.apply.compile_overrides import retrace_functions
 
 
 def data(samples: int = 32, features: int = 8, classes: int = 4, seed: int = 0) -> Any:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from autoprec.backends.shared import checkpoint_budget
+from autoprec.backends.shared import checkpoint
 from autoprec.backends.shared.trace_framework import Evaluated
 from autoprec.backends.shared.tracer import batch_seed
 from autoprec.core.dtypes import Policy
@@ -176,7 +176,7 @@ def test_a_comparison_needs_a_reference():
 
 
 def test_checkpoints_are_kept_as_far_as_memory_has_room(monkeypatch):
-    monkeypatch.setattr(checkpoint_budget, "MAX_CHECKPOINT_BYTES", 400)
+    monkeypatch.setattr(checkpoint, "MAX_CHECKPOINT_BYTES", 400)
     traced, _ = tracer()
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
     assert [point.step for point in traced.compare_steps(recipe=FLOAT16)] == [0, 3]

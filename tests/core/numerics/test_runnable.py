@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoprec.core.measurement import Unit
-from autoprec.core.numerics.islands import IslandsFound, NoIslandsHelp
+from autoprec.core.numerics.island_proposals import IslandsFound, NoIslandsHelp
 from autoprec.core.numerics.runnable import (
     MAX_ATTEMPTS,
     MAX_SUSPECTS,

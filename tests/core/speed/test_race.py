@@ -10,7 +10,8 @@ import pytest
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.race import find_contenders, ranking, who_runs_on
+from autoprec.core.speed.race import find_contenders, ranking
+from autoprec.core.speed.rounds import who_runs_on
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.race import find_leader, select_contenders
+from autoprec.core.speed.rounds import find_leader, select_contenders
 
 
 def race(true: Sequence[float], noise: float, turn: float, seed: int) -> tuple[int, list[int]]:

@@ -17,6 +17,7 @@ from autoprec.core.speed.stopping import (
     Stop,
     is_worth_a_trial,
     nothing_worth_a_trial,
+    time_limit_reached,
     trial_limit_reached,
 )
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -145,3 +146,34 @@ def test_exactly_the_least_gain_is_not_enough():
     a_second = Limits(gain=0.125, gain_per_second=0.25)
     assert not is_worth_a_trial(certain, 1.0, 0.25, a_second)
     assert is_worth_a_trial(certain, 0.5, 0.25, a_second)
+
+
+@pytest.mark.parametrize(
+    ("left", "searched", "limit", "said"),
+    [
+        (0.1, 99.0, None, ""),
+        (0.1, 9.9, 10.0, ""),
+        (0.0, 0.0, None, "its share of the time limit of 60 s is used up"),
+        (0.0, 10.0, 10.0, "its share of the time limit of 60 s is used up"),
+        (0.1, 10.0, 10.0, "the search's limit of 10 s is reached"),
+    ],
+)
+def test_it_ends_when_a_limit_of_time_is_reached(
+    left: float, searched: float, limit: float | None, said: str
+) -> None:
+    stop = time_limit_reached(left, 60.0, searched, limit)
+    assert (stop.reason if stop is not None else "") == said
+
+
+def test_a_trial_costs_its_setup_and_steps_and_more_than_any_gain_if_it_cannot_be_proven() -> None:
+    limits = Limits(longest_step=2.0)
+    assert limits.trial_seconds(2.0) == limits.setup_seconds + 2.0 * limits.steps
+    assert limits.trial_seconds(2.001) == math.inf
+
+
+def test_a_trial_ends_in_time_if_it_takes_all_that_is_left() -> None:
+    left = Limits().setup_seconds + 2.0 * Limits().steps
+    limits = Limits(seconds_left=left)
+    assert limits.ends_in_time(2.0)
+    assert not limits.ends_in_time(2.0, 0.001)
+    assert not limits.ends_in_time(2.001)

@@ -16,7 +16,7 @@ from autoprec import report
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.loss_curves import LossCurves
-from autoprec.core.numerics.loss_scale import ScaleEvidence
+from autoprec.core.numerics.loss_scale_choice import ScaleEvidence
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.profile import Profile, TriedRecipe
 from autoprec.core.ratio import Ratio

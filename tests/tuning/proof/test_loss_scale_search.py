@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from autoprec.backends.protocol import Tracer
-from autoprec.core.numerics.loss_scale import DEFAULT_EXPONENT, ScaleEvidence
+from autoprec.core.numerics.loss_scale_choice import DEFAULT_EXPONENT, ScaleEvidence
 from autoprec.core.numerics.proof_steps import FIRST_STEPS
 from autoprec.core.numerics.traces import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe

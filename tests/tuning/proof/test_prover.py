@@ -15,7 +15,7 @@ from factories import steady
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.island_proposals import IslandsEvidence
 from autoprec.core.numerics.traces import StepComparison
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
@@ -25,8 +25,15 @@ from autoprec.tuning.events import Judged, silent
 from autoprec.tuning.options import Options
 from autoprec.tuning.proof import prover as module
 from autoprec.tuning.proof.prover import ProofAttempt, Prover
-from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
+from autoprec.tuning.stage_results import (
+    REFERENCE,
+    NeededIslands,
+    PreflightResult,
+    ProvenRecipe,
+    SearchResult,
+)
 from autoprec.tuning.time_limit import Deadline
+from autoprec.tuning.trials import Trials
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.core.device.test_policies import facts as device
 from tests.tuning.proof.fake_tracer import BFLOAT16, FakeTracer
@@ -276,10 +283,8 @@ class Noisy(FakeTracer):
 
 
 def test_the_noise_scale_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[str, Any] = {}
-    study = SimpleNamespace(
-        recall=lambda name, kind: kept.get(name), remember=kept.__setitem__, notes=dict
-    )
+    kept: dict[Any, Any] = {}
+    study = SimpleNamespace(recall=kept.get, remember=kept.__setitem__, notes=dict)
     tracer = Noisy(failures=1)
     monkeypatch.setattr(module, "RemoteTracer", lambda runner: tracer)
     space = cast(Space, SimpleNamespace(policies=()))
@@ -294,3 +299,19 @@ def test_the_noise_scale_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPat
     calls = len(tracer.calls)
     assert prover.noise_scale(plain) == found
     assert len(tracer.calls) == calls
+
+
+def test_what_the_search_found_a_policy_to_need_is_evidence_of_its_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RemoteTracer", lambda runner: Tracer("nothing"))
+    given, kept = Recipe(), replace(BFLOAT16, float32_modules=("moe",))
+    plain, found = (cast(Space, SimpleNamespace(recipe=lambda _, r=r: r)) for r in (given, kept))
+    preflight = PreflightResult(TASK, device(DeviceKind.CUDA), plain)
+    prover = Prover(cast(Any, JOB), cast(Any, STUDY), preflight, cast(Any, None))
+    needed = {"mixed_bfloat16": NeededIslands(("moe",), 2, "it does not run without", 0.25)}
+    prover.take(SearchResult(Trials(TASK, found, ()), {}, needed_islands=needed))
+    proven = prover.prove(OUTCOME).proven
+    assert proven is not None
+    assert proven.recipe == kept
+    assert proven.islands == IslandsEvidence.of(2, 0.25, "it does not run without")

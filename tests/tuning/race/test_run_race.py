@@ -15,6 +15,7 @@ from autoprec.errors import TaskError
 from autoprec.tuning.race import interleaved_timing
 from autoprec.tuning.race.run_race import run_race
 from autoprec.tuning.stage_results import SearchResult
+from autoprec.tuning.study.notes import StudyNote
 from autoprec.tuning.time_limit import SEARCH_SHARE, SECOND_SEARCH_SHARE, Deadline
 from tests.tuning.fake_timing import FAST, JOB, PLAIN, RUNNER, FakeTiming, searched
 
@@ -46,11 +47,11 @@ class Notes:
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
 
-    def remember(self, name: str, value: object) -> None:
-        self.kept[name] = to_plain(value)
+    def remember(self, note: StudyNote[Any], value: object) -> None:
+        self.kept[note.name] = to_plain(value)
 
-    def recall(self, name: str, kind: type) -> Any:
-        return from_plain(kind, self.kept[name]) if name in self.kept else None
+    def recall(self, note: StudyNote[Any]) -> Any:
+        return from_plain(note.kind, self.kept[note.name]) if note.name in self.kept else None
 
 
 def race(search: SearchResult, notes: Notes | None = None) -> SearchResult:

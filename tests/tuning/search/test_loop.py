@@ -18,6 +18,7 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.search import loop as search_loop
 from autoprec.tuning.search.loop import Search
+from autoprec.tuning.search.samplers import sampler_of
 from autoprec.tuning.search.task_space import baseline_point
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import Deadline
@@ -84,7 +85,7 @@ class Tuning:
         )
         self.job = job
         self.study = Study(folder / "study.journal", "unet")
-        self.study.set_space(space, sampler=settings["sampler"])
+        self.study.set_space(space, sampler_of(str(settings["sampler"]), 0))
         self.now = 0.0
         self.baseline = {**baseline_point(space), BATCH: 32}
         self.search = Search(

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.proof_steps import ProofLength
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
-from autoprec.tuning.options import SAMPLERS, Options
+from autoprec.tuning.options import Options
 from autoprec.tuning.proof.prover import StoredProofLengths
 from autoprec.tuning.study import study as study_module
-from autoprec.tuning.study.study import Study, record_out_of_memory, sampler_of, study_name
+from autoprec.tuning.study.notes import TASK, StudyNote
+from autoprec.tuning.study.study import Study, record_out_of_memory, study_name
+
+NUMBER, TABLE = StudyNote("number", int), StudyNote("table", dict[str, int])
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
 
@@ -91,10 +93,10 @@ def test_fresh_forgets(journal: Path) -> None:
     first = opened(journal)
     trial, point = first.ask(points()[0])
     first.tell(trial, outcome(point))
-    first.remember("task", 3)
+    first.remember(NUMBER, 3)
     again = opened(journal, fresh=True)
     assert again.history() == ()
-    assert again.recall("task", int) is None
+    assert again.recall(NUMBER) is None
 
 
 def test_fresh_leaves_the_other_studies_of_a_journal_alone(journal: Path) -> None:
@@ -120,9 +122,9 @@ def test_trials_of_another_space_are_not_mixed_in(journal: Path) -> None:
 
 
 def test_notes_are_shared_by_the_spaces(journal: Path) -> None:
-    opened(journal).remember("facts", {"a": 1})
+    opened(journal).remember(TABLE, {"a": 1})
     wider = Space(policies=SPACE.policies, batch_sizes=(8, 16, 32, 64))
-    assert opened(journal, wider).recall("facts", dict[str, int]) == {"a": 1}
+    assert opened(journal, wider).recall(TABLE) == {"a": 1}
 
 
 def test_an_outcome_of_another_shape_is_measured_again(journal: Path) -> None:
@@ -137,8 +139,8 @@ def test_an_outcome_of_another_shape_is_measured_again(journal: Path) -> None:
 
 def test_a_note_of_another_shape_is_not_known(journal: Path) -> None:
     study = opened(journal)
-    study.remember("task", {"no": "such field"})
-    assert study.recall("task", Measurement) is None
+    study.remember(StudyNote("task", dict), {"no": "such field"})
+    assert study.recall(TASK) is None
     assert study._notes.user_attrs["task"] == {"no": "such field"}
 
 
@@ -152,41 +154,6 @@ def test_another_version_is_another_study(monkeypatch: pytest.MonkeyPatch) -> No
     before = study_name("s", 1)
     monkeypatch.setattr(study_module, "__version__", "99.0")
     assert study_name("s", 1) != before
-
-
-@pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna.samplers.QMCSampler"])
-def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str) -> None:
-    study = Study(journal, "s")
-    study.set_space(SPACE, sampler=sampler, seed=3)
-    for _ in range(4):
-        trial, point = study.ask()
-        assert point in points()
-        study.tell(trial, outcome(point))
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("optuna.samplers.Nothing", "has no attribute 'Nothing'"),
-        ("no_such_package.Sampler", "No module named 'no_such_package'"),
-        ("pathlib.Path", "it is no subclass of optuna.samplers.BaseSampler"),
-        ("optuna.samplers.GridSampler", "it cannot be made: "),
-    ],
-)
-def test_what_is_no_sampler_is_refused_with_what_was_expected(name: str, why: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        sampler_of(name, 0)
-    assert why in str(caught.value)
-    assert "its import path such as optuna.samplers.GPSampler" in str(caught.value)
-
-
-def test_a_sampler_by_its_import_path_draws_from_the_seed(journal: Path) -> None:
-    def asked(name: str, seed: int) -> list[object]:
-        study = Study(journal, name)
-        study.set_space(SPACE, sampler="optuna.samplers.RandomSampler", seed=seed)
-        return [study.ask()[1] for _ in range(5)]
-
-    assert asked("one", 3) == asked("other", 3) != asked("third", 4)
 
 
 def test_how_long_proofs_are_is_known_to_the_next_tuning(journal: Path) -> None:

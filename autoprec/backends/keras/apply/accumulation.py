@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply.loss_scale import value_of
+from autoprec.backends.keras.apply.loss_scaler import value_of
 from autoprec.backends.keras.apply.method_hooks import Hook
 from autoprec.backends.keras.apply.optimizer_saving import SavedAsGiven, called_by_wrapper
 from autoprec.backends.keras.apply.replicas import act_now, act_where

@@ -8,15 +8,18 @@ builds, compiles and applies does not matter.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
 
+from autoprec.backends.keras.apply.change_report import ChangeReport
 from autoprec.backends.keras.apply.compile_overrides import CompileOverrides
 from autoprec.backends.keras.apply.dtype_policies import LayerPolicies, unreached
 from autoprec.backends.keras.apply.earlier_traces import trace_again
+from autoprec.backends.keras.apply.first_call_hook import remove_first_call_hook
 from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
 from autoprec.backends.keras.apply.layer_names import (
     LayerUnit,
@@ -24,16 +27,12 @@ from autoprec.backends.keras.apply.layer_names import (
     layer_units,
     resolve_layers,
 )
-from autoprec.backends.keras.apply.lifecycle_hooks import (
-    BuildHook,
-    CompileHook,
-    LayerChangeHook,
-    remove_first_call_hook,
-)
-from autoprec.backends.keras.apply.method_hooks import InstalledHooks
+from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.mixed_precision_advice import advise
+from autoprec.backends.keras.apply.optimizer_attributes import replace_optimizers
+from autoprec.backends.keras.apply.optimizer_saving import optimizer_as_given
 from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
-from autoprec.backends.keras.apply.precision import Applied, Precision
+from autoprec.backends.keras.apply.precision import Precision
 from autoprec.backends.keras.apply.raising_layers import explain_errors
 from autoprec.backends.keras.apply.replicas import scope_of
 from autoprec.backends.keras.apply.sharing_models import SharingModels
@@ -72,6 +71,7 @@ class AppliedRecipe:
         self._facts, self._tolerant = facts, tolerant
         self._hooks = InstalledHooks()
         self._policies = LayerPolicies(self._hooks)
+        self._outputs = OutputsInFloat32(self._policies, self._hooks)
         self._sharing = SharingModels(self)
         self._units: tuple[LayerUnit, ...] = ()
         self._islands: tuple[LayerUnit, ...] = ()
@@ -110,7 +110,7 @@ class AppliedRecipe:
         return self
 
     @property
-    def report(self) -> Applied:
+    def report(self) -> ChangeReport:
         """Return what was changed."""
         named = tuple(unit.path for unit in self._islands)
         there = {unit.path for unit in self._units}
@@ -119,7 +119,7 @@ class AppliedRecipe:
             for path in self._recipe.alignment.modules
             if path not in there
         )
-        return Applied(
+        return ChangeReport(
             self._recipe.policy,
             layers=len(self._units),
             islands=(*named, *(path for path in self._outputs.islands if path not in named)),
@@ -176,12 +176,13 @@ class AppliedRecipe:
     def _follow_model(self, units: Sequence[LayerUnit]) -> None:
         """Install hooks on `compile`, and on a Sequential's `add` and `pop`."""
         if hasattr(self.model, "compile"):
-            self._hooks.install(self.model, "compile", CompileHook(self.model.compile, self))
+            hook = CompileHook(self.model.compile, self.after_compile, self.before_compile)
+            self._hooks.install(self.model, "compile", hook)
         for unit in units:
             if isinstance(unit.layer, keras.Sequential):
                 for name in ("add", "pop"):
-                    hook = LayerChangeHook(getattr(unit.layer, name), self)
-                    self._hooks.install(unit.layer, name, hook)
+                    changes = _LayerChangeHook(getattr(unit.layer, name), self)
+                    self._hooks.install(unit.layer, name, changes)
 
     def changed(self) -> None:
         """Apply the recipe anew if the model has other layers by now, such as a new head."""
@@ -224,7 +225,7 @@ class AppliedRecipe:
     def _await_builds(self, units: Sequence[LayerUnit]) -> None:
         for unit in units:
             if not unit.layer.built:
-                self._hooks.install(unit.layer, "build", BuildHook(unit.layer.build, self, unit))
+                self._hooks.install(unit.layer, "build", _BuildHook(unit.layer.build, self, unit))
 
     def built(self, unit: LayerUnit) -> None:
         """Take in the layers that `unit` made when it was built, and pad it."""
@@ -314,3 +315,67 @@ def _add_losses_in_float32(model: Any, hooks: InstalledHooks) -> None:
     if hasattr(model, "_aggregate_additional_loss"):
         aggregate = model._aggregate_additional_loss
         hooks.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
+
+
+# The methods that change a model ------------------------------------------------------------------
+
+
+class CompileHook(Hook):
+    """A model's `compile`, the user's own included, between what is done `before` and `after`."""
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        after: Callable[[], None],
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(original)
+        self.before, self.after = before, after
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile the model with the user's optimizers, also where wrapped ones are handed back."""
+        if self.before is not None:
+            self.before()
+        try:
+            return self.original(
+                *replace_optimizers(args, optimizer_as_given),
+                **replace_optimizers(kwargs, optimizer_as_given),
+            )
+        finally:
+            self.after()
+
+
+class _LayerChangeHook(Hook):
+    """A Sequential's `add` or `pop`: the recipe is carried to the layers that are there then.
+
+    A Sequential may outlive the models that it was a part of, and must not keep them.
+    """
+
+    def __init__(self, original: Callable[..., Any], applied: AppliedRecipe) -> None:
+        super().__init__(original)
+        self.applied = weakref.ref(applied)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Add or remove the layer."""
+        result = self.original(*args, **kwargs)
+        applied = self.applied()
+        if applied is not None:
+            applied.changed()
+        return result
+
+
+class _BuildHook(Hook):
+    """A layer's `build`: layers made inside are given the recipe's policies too."""
+
+    def __init__(
+        self, original: Callable[..., Any], applied: AppliedRecipe, unit: LayerUnit
+    ) -> None:
+        super().__init__(original)
+        self.applied = applied
+        self.unit = unit
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the layer."""
+        result = self.original(*args, **kwargs)
+        self.applied.built(self.unit)
+        return result

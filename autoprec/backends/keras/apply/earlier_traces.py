@@ -14,8 +14,8 @@ from typing import Any
 import keras
 from keras.src.trainers.trainer import Trainer
 
+from autoprec.backends.keras.apply.compile_overrides import retrace_functions
 from autoprec.backends.keras.apply.replicas import replica_count
-from autoprec.backends.keras.apply.train_function import retrace_functions
 from autoprec.errors import AutoprecWarning
 
 #: Whose functions are no script's.

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply.dtype_policies import LayerPolicies
+from autoprec.backends.keras.apply.first_call_hook import outermost_called_layer
 from autoprec.backends.keras.apply.layer_names import (
     PASSIVE_LAYERS,
     LayerUnit,
@@ -24,7 +25,6 @@ from autoprec.backends.keras.apply.layer_names import (
     own_steps,
     snake_case,
 )
-from autoprec.backends.keras.apply.lifecycle_hooks import outermost_called_layer
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.nested_outputs import tensors_in, to_float32
 from autoprec.backends.keras.apply.skipped_updates import STATE

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
-from autoprec.backends.keras.apply.loss_scale import COUNTS, ScaledOptimizer, value_of
+from autoprec.backends.keras.apply.loss_scaler import COUNTS, ScaledOptimizer, value_of
 from autoprec.backends.keras.apply.optimizer_saving import (
     copy_scale_back,
     innermost_optimizer,

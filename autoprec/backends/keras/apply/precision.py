@@ -6,31 +6,31 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
 from keras import ops
 
-from autoprec.backends.keras.apply import optimizer_saving, optimizer_wrapping
+from autoprec.backends.keras.apply import optimizer_saving, optimizer_wrapping, replicas
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
-from autoprec.backends.keras.apply.loss_scale import (
+from autoprec.backends.keras.apply.change_report import ChangeReport
+from autoprec.backends.keras.apply.loss_scaler import (
     STATE_VARIABLES,
     ScaledOptimizer,
     has_value,
     value_of,
     warn_of_floor,
 )
-from autoprec.backends.keras.apply.padding import PaddedLayer
-from autoprec.backends.keras.apply.replicas import replica_parts, scope_of_optimizer
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.numerics.watching import WatchedStep
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.recipe_words import describe_batch
-from autoprec.errors import UsageError
+from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
 
@@ -44,26 +44,6 @@ class KerasStepCounts(StepCounts):
     """
 
     nonfinite_losses: int = 0
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What applying a recipe changed, and what it has to say.
-
-    `islands` are the layers computed in float32: the recipe's, then those the outputs need
-    ("dense_2 (activation)" where only the end of a layer is). `kept` are float32 layers: the
-    user's own, those that only prepare the model's inputs, and those that assign weights. `padded`
-    are layers computed at aligned sizes, `not_padded` those that cannot be, with the reason.
-    `warnings` each say what to do.
-    """
-
-    policy: Policy
-    layers: int = 0
-    islands: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    padded: tuple[PaddedLayer, ...] = ()
-    not_padded: tuple[tuple[str, str], ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 class AppliedToModel(Protocol):
@@ -80,33 +60,36 @@ class AppliedToModel(Protocol):
         """Return the user's optimizers, wrapped where the recipe needs it."""
 
     @property
-    def report(self) -> Applied:
+    def report(self) -> ChangeReport:
         """Return what was changed in the model."""
 
     def restore(self) -> None:
         """Put the model back as it was."""
 
 
-@dataclass(repr=False)
 class Precision:
     """A recipe applied to models, returned by `KerasSurgeon.apply`.
 
     Applied to a model, it holds that one; applied before there was any, it knows every model that
-    was compiled or called since, the latest first, for as long as the script itself keeps them.
+    was compiled or called since, the latest first, for as long as the script itself keeps them:
+    `attach_to` applies the recipe to one of those.
     """
 
-    recipe: Recipe
-    attach_to: Callable[[Precision, Any, Sequence[Any]], AppliedToModel] | None = None
-    notes: list[str] = field(default_factory=list)
-    _models: list[Callable[[], AppliedToModel | None]] = field(default_factory=list)
-    _unattached: list[Any] = field(default_factory=list)
-    _updates_before: weakref.WeakKeyDictionary[Any, int] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    _undo: list[Callable[[], None]] = field(default_factory=list)
-    _warned: set[int] = field(default_factory=set)
-    _logged: KerasStepCounts = field(default_factory=KerasStepCounts)
-    watcher: Any = None  # the surgeon's, over the whole training
+    def __init__(
+        self,
+        recipe: Recipe,
+        attach_to: Callable[[Precision, Any, Sequence[Any]], AppliedToModel] | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.notes: list[str] = []
+        self.watcher: Any = None  # the surgeon's, over the whole training
+        self._attach_to = attach_to
+        self._models: list[Callable[[], AppliedToModel | None]] = []
+        self._unattached: list[Any] = []
+        self._updates_before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._undo: list[Callable[[], None]] = []
+        self._warned: set[int] = set()
+        self._logged = KerasStepCounts()
 
     def __repr__(self) -> str:
         recipe = self.recipe
@@ -148,7 +131,7 @@ class Precision:
     @property
     def model(self) -> Any:
         """Return the latest model that the recipe is applied to, or None while there is none."""
-        return next((each.model for each in self._registered()), None)
+        return next((each.model for each in self.registered()), None)
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
@@ -158,16 +141,16 @@ class Precision:
         """
         found: dict[int, Any] = {}
         for optimizer in (
-            *(o for each in self._registered() for o in each.optimizers),
+            *(o for each in self.registered() for o in each.optimizers),
             *self._unattached,
         ):
             found.setdefault(id(optimizer_saving.innermost_optimizer(optimizer)), optimizer)
         return tuple(found.values())
 
     @property
-    def report(self) -> Applied:
+    def report(self) -> ChangeReport:
         """Return what was changed, with warnings; complete for a subclassed model once it ran."""
-        found = next((each.report for each in self._registered()), Applied(self.policy))
+        found = next((each.report for each in self.registered()), ChangeReport(self.policy))
         return replace(found, warnings=(*self.notes, *found.warnings))
 
     @property
@@ -190,9 +173,9 @@ class Precision:
 
         A model that is compiled or called is attached by itself; this is for one built before.
         """
-        if self.attach_to is None:
+        if self._attach_to is None:
             raise UsageError("this Precision already has its model")
-        self.register(self.attach_to(self, model, optimizers), keep=False)
+        self.register(self._attach_to(self, model, optimizers), keep=False)
         return self
 
     def register(self, applied: AppliedToModel, *, keep: bool) -> None:
@@ -200,9 +183,24 @@ class Precision:
         self._models = [known for known in self._models if known() not in (None, applied)]
         self._models.append((lambda: applied) if keep else weakref.ref(applied))
 
-    def _registered(self) -> list[AppliedToModel]:
+    def registered(self) -> list[AppliedToModel]:
         """List the models that still exist, the latest first."""
         return [found for known in reversed(self._models) if (found := known()) is not None]
+
+    def fit_to_replicas(self, model: Any) -> None:
+        """Fit the recipe to the replicas of `model`, and say what that changes."""
+        self.recipe, said = replicas.fit_to_replicas(self.recipe, model)
+        if said is not None:
+            self.notes.append(said)
+            warnings.warn(said, AutoprecWarning, stacklevel=4)
+
+    def add_undo(self, undo: Callable[[], None]) -> None:
+        """Call `undo` in `restore`, before what was added earlier."""
+        self._undo.append(undo)
+
+    def know(self, optimizers: Sequence[Any]) -> None:
+        """Know optimizers of no model, as they are: none is wrapped."""
+        self._unattached += optimizers
 
     def wrap(self, optimizer: Any) -> Any:
         """Return `optimizer` with what the recipe needs around it, and remember it."""
@@ -216,7 +214,7 @@ class Precision:
         inner = optimizer_saving.innermost_optimizer(optimizer)
         known = [o for o in self.optimizers if optimizer_saving.innermost_optimizer(o) is inner]
         steps = self.recipe.accumulation_steps
-        with scope_of_optimizer(inner):
+        with replicas.scope_of_optimizer(inner):
             wrapped = optimizer_wrapping.wrap((known or [optimizer])[0], self.loss_scale, steps)
         if not known:
             self._updates_before[inner] = int(value_of(optimizer_wrapping.update_count(optimizer)))
@@ -302,8 +300,8 @@ class Precision:
     @property
     def nonfinite_losses(self) -> int:
         """Count the losses that were infinite or NaN since the recipe was applied, by replica."""
-        counted = [each for each in self._registered() if each.nonfinite is not None]
-        parts = (part for each in counted for part in replica_parts(each.nonfinite, each.model))
+        counted = [each for each in self.registered() if each.nonfinite is not None]
+        parts = (p for each in counted for p in replicas.replica_parts(each.nonfinite, each.model))
         return sum(int(value_of(part)) for part in parts)
 
     def check(self) -> None:
@@ -362,7 +360,7 @@ class Precision:
 
         What the script has changed itself since then stays as it is.
         """
-        for applied in self._registered():
+        for applied in self.registered():
             applied.restore()
         while self._undo:
             self._undo.pop()()

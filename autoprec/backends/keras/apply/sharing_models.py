@@ -15,8 +15,8 @@ from typing import Any
 import keras
 from keras.src.trainers.trainer import Trainer
 
+from autoprec.backends.keras.apply.first_call_hook import FirstCallHook
 from autoprec.backends.keras.apply.float32_outputs import ModelOutputs
-from autoprec.backends.keras.apply.lifecycle_hooks import FirstCallHook
 from autoprec.backends.keras.apply.method_hooks import Hook, NewObjects, remove_hook
 from autoprec.backends.keras.apply.raising_layers import HasUnits
 

@@ -78,7 +78,7 @@ class UnreachedUpdates:
 def _trained_under(precision: Precision) -> set[int]:
     """Return the weights, by id, of the models that have this recipe and no other since."""
     applied = [
-        each for each in precision._registered() if vars(each.model).get(RECIPE_ATTRIBUTE) is each
+        each for each in precision.registered() if vars(each.model).get(RECIPE_ATTRIBUTE) is each
     ]
     return {id(variable) for each in applied for variable in each.model.trainable_variables}
 

@@ -38,7 +38,7 @@ from autoprec.backends.keras.train.task_runner import state_variables, to_float
 from autoprec.backends.keras.watch.float32_layers import candidates, in_float32, low_units
 from autoprec.backends.shared.watching import NO_MEMORY, NOT_REPEATED, UNLIKE, partly
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.islands import needed_islands
+from autoprec.core.numerics.island_proposals import needed_islands
 from autoprec.core.numerics.watching import (
     Difference,
     GradientPair,

@@ -1,6 +1,7 @@
 """Gradients on their way to an optimizer step: accumulated, unscaled, clipped, then applied.
 
-An accumulation boundary is reached after `accumulation_steps` calls of `backward`. With several
+An accumulation boundary is reached after `accumulation_steps` calls of `backward`, and at the last
+micro-batch of a loader that is gone through by `batches`. With several
 optimizers each may have its own, and the loss scale, which they share, changes only when none of
 them holds gradients at the present one.
 """
@@ -8,20 +9,27 @@ them holds gradients at the present one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.accumulation_checks import AccumulationCheck, UnequalBatches
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
-from autoprec.backends.torch.apply.microbatch_counts import Accumulation, Clip, gradients_preserved
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.sharding import whole
 from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.errors import AutoprecWarning, UsageError
+
+Batch = TypeVar("Batch")
+
+_END_OF_LOADER: Any = object()
+
+Clip = Callable[[Sequence[torch.optim.Optimizer]], object]
+"""Clips the unscaled gradients of these optimizers' parameters."""
 
 
 class OptimizerSteps:
@@ -46,7 +54,7 @@ class OptimizerSteps:
         self._accumulation_steps = accumulation_steps
         self._accumulation = Accumulation(accumulation_steps)
         self._accumulation_check, self._unequal = AccumulationCheck(), UnequalBatches()
-        self._seen_backward = False
+        self._seen_backward = self._on_last_batch = False
         self._warned_of_float16_loss = False
 
     @property
@@ -64,6 +72,20 @@ class OptimizerSteps:
         counted = self._accumulation.largest_count(self._optimizers)
         return self._seen_backward and counted + 1 < self._accumulation_steps
 
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield a loader's micro-batches; the last one is a boundary; see `Precision.batches`."""
+        left = iter(loader)
+        following = next(left, _END_OF_LOADER)
+        try:
+            while following is not _END_OF_LOADER:
+                batch, following = following, next(left, _END_OF_LOADER)
+                self._on_last_batch = following is _END_OF_LOADER
+                if self._accumulation_steps > 1:
+                    self.note_batch(batch)
+                yield cast(Batch, batch)
+        finally:
+            self._on_last_batch = False
+
     # Backward ----------------------------------------------------------------------------------
 
     def note_batch(self, batch: Any, *, again: bool = False) -> None:
@@ -76,13 +98,9 @@ class OptimizerSteps:
         optimizer: torch.optim.Optimizer | None,
         *,
         last: bool,
-        at_the_end: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Add the gradient of `loss` for one optimizer or all; see `Precision.backward`.
-
-        `at_the_end` of the loader the micro-batch completes an update, as on the boundary.
-        """
+        """Add the gradient of `loss` for one optimizer or all; see `Precision.backward`."""
         chosen = self._optimizers if optimizer is None else self._selected(optimizer)
         accumulates = self._accumulation_steps > 1
         if accumulates:
@@ -93,9 +111,7 @@ class OptimizerSteps:
             loss = self._cast_up(loss)
         if accumulates:
             loss = loss / self._accumulation_steps
-            self._sync.before_backward(
-                on_boundary=self._completes_update(chosen, last=last, at_the_end=at_the_end)
-            )
+            self._sync.before_backward(on_boundary=self._completes_update(chosen, last=last))
         scaled = self._scaler.scale(loss) if self._scales else loss
         if len(chosen) == len(self._optimizers):
             scaled.backward(**kwargs)
@@ -112,9 +128,7 @@ class OptimizerSteps:
             if last:
                 self._unequal.count(self._scaler.counts.step_number)
 
-    def _completes_update(
-        self, chosen: Sequence[torch.optim.Optimizer], *, last: bool, at_the_end: bool
-    ) -> bool:
+    def _completes_update(self, chosen: Sequence[torch.optim.Optimizer], *, last: bool) -> bool:
         """Return whether the backward pass to come completes an update.
 
         Always where several optimizers update the model: gradients that FSDP2 has not reduced yet
@@ -123,7 +137,7 @@ class OptimizerSteps:
         if len(self._optimizers) > 1:
             return True
         counted = self._accumulation.largest_count(chosen)
-        return last and (at_the_end or counted + 1 >= self._accumulation_steps)
+        return last and (self._on_last_batch or counted + 1 >= self._accumulation_steps)
 
     def _cast_up(self, loss: torch.Tensor) -> torch.Tensor:
         """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""
@@ -225,14 +239,14 @@ class OptimizerSteps:
 
     # Update ------------------------------------------------------------------------------------
 
-    def step(self, optimizer: torch.optim.Optimizer | None, *, at_the_end: bool) -> bool:
-        """Step on the boundary, and `at_the_end` of the loader; see `Precision.step`."""
+    def step(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Step on the boundary, and at the end of the loader; see `Precision.step`."""
         if not self._seen_backward or not self._optimizers:
             self._check_use("step")
         chosen = self._optimizers if optimizer is None else self._selected(optimizer)
         if self._accumulation.is_complete(chosen):
             return self._update(chosen)
-        return self.flush(optimizer) if at_the_end else False
+        return self.flush(optimizer) if self._on_last_batch else False
 
     def flush(self, optimizer: torch.optim.Optimizer | None) -> bool:
         """Step with what a partial accumulation holds; see `Precision.flush`."""
@@ -291,3 +305,74 @@ def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Paramete
     """List the optimizers' parameters, each once."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return list({id(p): p for group in groups for p in group["params"]}.values())
+
+
+@contextmanager
+def gradients_preserved(parameters: Iterable[nn.Parameter], *, copied: bool) -> Iterator[None]:
+    """Preserve the gradients of these parameters over a backward pass that adds to them.
+
+    What it adds is dropped, and not left out by `inputs=`: DistributedDataParallel waits for every
+    gradient, and reentrant checkpoints give none to chosen inputs. With `copied` they are kept as
+    copies: they may lie in buffers that the pass writes to.
+    """
+    kept = [(p, p.grad) for p in parameters]
+    if copied:
+        kept = [(p, None if grad is None else grad.clone()) for p, grad in kept]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in kept:
+            parameter.grad = grad
+
+
+class Accumulation:
+    """The micro-batches and clips that wait for a step: by optimizer, or under None without one."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._counts: dict[int, int] = {}  # by id: optimizers are no keys of their own
+        self._clips: dict[int, tuple[Sequence[torch.optim.Optimizer], Clip]] = {}
+
+    def count(self, optimizer: torch.optim.Optimizer | None) -> int:
+        """Count the micro-batches whose gradients wait for this optimizer's step."""
+        return self._counts.get(id(optimizer), 0)
+
+    def largest_count(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+        """Return the largest count among these optimizers."""
+        return max([self._counts.get(id(each), 0) for each in optimizers or (None,)])
+
+    def is_complete(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Return whether each of these optimizers has all its micro-batches."""
+        counts = [self._counts.get(id(each), 0) for each in optimizers or (None,)]
+        return min(counts) >= self._steps
+
+    def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Count a micro-batch for each of these optimizers."""
+        for each in optimizers or (None,):
+            self._counts[id(each)] = self._counts.get(id(each), 0) + 1
+
+    def clip_later(
+        self, name: object, optimizers: Sequence[torch.optim.Optimizer], clip: Clip
+    ) -> None:
+        """Remember how to clip these if their accumulation ends early; the last call counts."""
+        self._clips[id(name)] = (optimizers, clip)
+
+    def clip_now(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Clip the gradients of these optimizers as `clip_later` was told."""
+        for owners, clip in self._clips.values():
+            own = [each for each in owners if any(each is one for one in optimizers)]
+            if own:
+                clip(own)
+
+    def reset(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Forget the counts and clips of these optimizers."""
+        for each in (*optimizers, None):
+            self._counts.pop(id(each), None)
+            self._clips.pop(id(each), None)
+
+    def clear(self) -> None:
+        """Forget all counts and clips."""
+        self._counts.clear()
+        self._clips.clear()

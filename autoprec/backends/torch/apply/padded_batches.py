@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from autoprec.backends.torch.apply.nested_tensors import map_tensors
-from autoprec.backends.torch.apply.padded_forwards import round_up
+from autoprec.backends.torch.apply.padding import round_up
 from autoprec.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 The same lines serve every policy: where no loss scale is needed, `scaler` is a disabled
 GradScaler. A loop written for torch.amp keeps its own lines with `precision.scaler`.
 
-`optimizer_steps` counts what accumulates, `model_changes` changes the model. This module runs in
+`accumulation` counts what accumulates, `model_changes` changes the model. This module runs in
 every step, so it must stay cheap.
 """
 
@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -29,8 +29,7 @@ from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.scaled_model import forget_buffers, keep_buffers
 from autoprec.backends.torch.apply.second_models import SecondModels
-from autoprec.backends.torch.distributed.gradient_sync import GradientSync
-from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
+from autoprec.backends.torch.distributed.gradient_sync import GradientSync, is_sharded_by_fsdp1
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.watching import WatchedStep
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from autoprec.backends.torch.watch.watch import Watch
 
 Batch = TypeVar("Batch")
-
-_END_OF_LOADER: Any = object()
 
 
 class Precision:
@@ -83,7 +80,6 @@ class Precision:
             model, self.optimizers, self.scaler, accumulation_steps=steps, sync=self._sync
         )
         self._undo = undo
-        self._on_last_batch = False
         self._cast = self._watching = None
         if self._dtype is not None:
             self._cast = ProfileAutocast(self._device_type, self._dtype)
@@ -128,17 +124,7 @@ class Precision:
 
         So `step()` returns True for the last one, too, and there is nothing left to `flush()`.
         """
-        left = iter(loader)
-        following = next(left, _END_OF_LOADER)
-        try:
-            while following is not _END_OF_LOADER:
-                batch, following = following, next(left, _END_OF_LOADER)
-                self._on_last_batch = following is _END_OF_LOADER
-                if self._accumulates:
-                    self._steps.note_batch(batch)
-                yield cast(Batch, batch)
-        finally:
-            self._on_last_batch = False
+        return self._steps.batches(loader)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the forward pass's context: autocast by the policy, off where that is float32.
@@ -243,7 +229,7 @@ class Precision:
         if self.loop_check is not None:
             self.loop_check.note_backward()
             self.loop_check = None if self.loop_check.is_over else self.loop_check
-        self._steps.backward(loss, optimizer, last=last, at_the_end=self._on_last_batch, **kwargs)
+        self._steps.backward(loss, optimizer, last=last, **kwargs)
         if self.watch is not None:
             self.watch.note_loss(loss)
 
@@ -315,7 +301,7 @@ class Precision:
         between boundaries and where every optimizer was skipped because its gradients were not
         finite.
         """
-        return self._steps.step(optimizer, at_the_end=self._on_last_batch)
+        return self._steps.step(optimizer)
 
     def flush(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Step with what a partial accumulation holds, and say whether weights changed.

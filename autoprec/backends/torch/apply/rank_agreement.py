@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from autoprec.backends.torch.apply.wrapping import hook_dtype
+from autoprec.backends.torch.distributed.gradient_sync import find_ddps
 from autoprec.backends.torch.distributed.reduction import set_reduce_dtype
 from autoprec.backends.torch.distributed.sharding import sharded_modules
-from autoprec.backends.torch.distributed.wrapped_models import find_ddps
 from autoprec.backends.torch.dtypes import dtype_name
 from autoprec.core.parallel.agreement import RankRecipe, disagreement
 from autoprec.core.parallel.effective_batch import fit_to_world_size

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.batch_survey import TIMED_AGAIN
 from autoprec.backends.shared.gradient_exponents import ExponentCounts
 from autoprec.backends.shared.initial_states import InitialStates
 from autoprec.backends.shared.ranks import ALONE
-from autoprec.backends.shared.repeatable_batches import BatchStream
+from autoprec.backends.shared.repeatable_batches import MAX_KEPT_BYTES, BatchStream
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.backends.torch.apply.model_changes import unwrap
+from autoprec.backends.torch.apply.nested_tensors import copy_deeply
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.wrapping import distribute
 from autoprec.backends.torch.distributed.communication import Communication, join
@@ -29,8 +32,9 @@ from autoprec.backends.torch.trace.model_under_recipe import (
 )
 from autoprec.backends.torch.trace.random_numbers import RandomNumbers, drawn_alike_compiled
 from autoprec.backends.torch.trace.recorded_outputs import outputs_error
-from autoprec.backends.torch.trace.repeatable_batches import batch_stream
+from autoprec.backends.torch.train.batch_digest import digest
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
+from autoprec.backends.torch.train.batch_views import size_in_bytes, survey
 from autoprec.backends.torch.train.compiling import compiled_throughout
 from autoprec.backends.torch.train.held_snapshot import (
     Held,
@@ -45,6 +49,7 @@ from autoprec.backends.torch.train.model_state import (
     take_snapshot,
 )
 from autoprec.backends.torch.train.task_runner import (
+    batches,
     build_model,
     build_optimizer,
     materialize,
@@ -152,3 +157,42 @@ def torch_tracer(
     tracing = TorchTracing(task, device=device, seed=seed, communication=communication)
     ranks = ALONE if communication is None else communication.ranks()
     return ComparisonTracer(tracing, on_cpu=device == "cpu", report=report, ranks=ranks)
+
+
+class TorchBatches:
+    """See `BatchOperations`."""
+
+    def store(self, batch: Any) -> Any:
+        """Copy the batch to the CPU."""
+        return copy_deeply(move(batch, "cpu"))
+
+    def hand_out(self, stored: Any) -> Any:
+        """Copy a stored batch for one use."""
+        return copy_deeply(stored)
+
+    def digest(self, stored: Any) -> str:
+        """Return a hash of the batch."""
+        return digest(stored)
+
+    def size_in_bytes(self, stored: Any) -> int:
+        """Return the bytes of all tensors in the batch."""
+        return size_in_bytes(stored)
+
+
+def batch_stream(
+    task: Task, batch_size: int, seed: int, keep_bytes: int = MAX_KEPT_BYTES
+) -> BatchStream:
+    """Return the task's batches of one size and seed.
+
+    Large ones are looked for where a description of the task saw batches that differ in shape.
+    """
+
+    def elsewhere() -> list[Any]:
+        if not task.surveyed:
+            return []
+        limits = replace(TIMED_AGAIN, batches=task.surveyed)
+        seen, _ = survey(task, batch_size, seed, limits, compare_halves=False)
+        return [seen.kept[index] for index in seen.largest()]
+
+    draw = partial(batches, task, batch_size, seed, repeat=True)
+    return BatchStream(draw, TorchBatches(), keep_bytes, elsewhere)

@@ -16,7 +16,7 @@ from autoprec.backends.torch.watch.differences import difference, is_repeated
 from autoprec.backends.torch.watch.live_islands import units_of
 from autoprec.backends.torch.watch.repeated_call import RepeatedCall, Run
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.islands import needed_islands
+from autoprec.core.numerics.island_proposals import needed_islands
 from autoprec.core.numerics.watching import MOST_NOISE, Difference, StepJudge, WatchedStep
 from autoprec.errors import first_line
 

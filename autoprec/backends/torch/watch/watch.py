@@ -22,8 +22,8 @@ from autoprec.backends.shared.watching import CheckLog
 from autoprec.backends.torch.apply.forward_wrappers import is_compiled
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.model_changes import unwrap
+from autoprec.backends.torch.distributed.gradient_sync import find_ddps, is_sharded_by_fsdp1
 from autoprec.backends.torch.distributed.sharding import sharded_modules
-from autoprec.backends.torch.distributed.wrapped_models import find_ddps, is_sharded_by_fsdp1
 from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.backends.torch.watch.caught_call import CallCatcher, CaughtCall
 from autoprec.backends.torch.watch.check import Check

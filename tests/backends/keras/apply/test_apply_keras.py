@@ -97,7 +97,7 @@ def test_where_no_profile_fits_the_global_policy_is_float32_unless_asked(
     seen = observe(RecordedMachine(read_recording(recorded)))
     path = write_profile(BFLOAT16, "keras")  # of the machine this runs on, not of the recorded one
     path.write_text(path.read_text().replace(device_fingerprint("cpu").family, "another"))
-    monkeypatch.setattr("autoprec.profile_selection.observe", lambda **_: seen)
+    monkeypatch.setattr("autoprec.recipe_for_device.observe", lambda **_: seen)
     with (
         pytest.warns(AutoprecWarning, match="Run `autoprec tune model.py` here"),
         apply_profile(path, **how),

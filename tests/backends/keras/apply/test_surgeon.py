@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autoprec import apply_profile
 from autoprec.backends.keras.apply.layer_names import layer_units, resolve_layers
-from autoprec.backends.keras.apply.loss_scale import ScaledOptimizer
+from autoprec.backends.keras.apply.loss_scaler import ScaledOptimizer
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autoprec.backends.keras.backend import KerasBackend
-from autoprec.backends.keras.trace.repeatable_batches import batch_stream
+from autoprec.backends.keras.trace.tracer import batch_stream
 from autoprec.backends.protocol import Task
 from autoprec.core.recipe import Recipe
 from tests.backends.keras.keras_models import data, softmax_net

@@ -9,7 +9,7 @@ import pytest
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared import checkpoint_budget
+from autoprec.backends.shared import checkpoint
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
@@ -169,7 +169,7 @@ def test_a_large_model_keeps_the_checkpoints_that_there_is_memory_for(monkeypatc
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
     assert [point.step for point in traced.compare_steps(recipe=FLOAT32)] == [0, 1, 3]
     size = sum(value.nbytes for value in traced._checkpoints[0].state)
-    monkeypatch.setattr(checkpoint_budget, "MAX_CHECKPOINT_BYTES", 4 * size)
+    monkeypatch.setattr(checkpoint, "MAX_CHECKPOINT_BYTES", 4 * size)
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
     assert [point.step for point in traced.compare_steps(recipe=FLOAT32)] == [0, 3]
 

@@ -127,7 +127,7 @@ def mixed(rank: int, recipes: tuple[Recipe, Recipe]) -> str | int:
             made = profile_of(recipe, "torch", place, torch=torch.__version__)
             save_profile(made, Path(folder, name).with_suffix(".yaml"))
         model = distribute(Recipe(distributed=DDP), mlp())
-        with mock.patch("autoprec.profile_selection.observe", return_value=seen[rank]):
+        with mock.patch("autoprec.recipe_for_device.observe", return_value=seen[rank]):
             try:
                 return apply_profile(folder, model=model, optimizer=adam(model)).batch_size
             except UsageError as error:

@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 import torch
 
-from autoprec import profile_selection
+from autoprec import recipe_for_device
 from autoprec.backends.protocol import Backend
 from autoprec.backends.torch import devices
 from autoprec.backends.torch.backend import TorchBackend
@@ -120,11 +120,11 @@ def test_a_models_intel_gpu_is_known_by_what_torch_says_of_it(
         Observation(DeviceKind.XPU, 1, pci=ARC, uuid=SECOND),
         Observation(DeviceKind.CPU),
     ]
-    found = profile_selection.facts_of("xpu:0", backend, MachineObservation(tuple(seen)))
+    found = recipe_for_device.facts_of("xpu:0", backend, MachineObservation(tuple(seen)))
     assert found.family == "intel-arc-a770"
     assert found.observation == seen[1]
     said = replace(said, uuid="", pci="8086:e20b")
     assert (
-        profile_selection.facts_of("xpu:0", backend, MachineObservation(tuple(seen))).observation
+        recipe_for_device.facts_of("xpu:0", backend, MachineObservation(tuple(seen))).observation
         == seen[0]
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprec.backends.torch.trace.repeatable_batches import batch_stream
+from autoprec.backends.torch.trace.tracer import batch_stream
 from autoprec.backends.torch.train.batch_digest import digest
 from tests.backends.torch.traced import task
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.trace.repeatable_batches import batch_stream
+from autoprec.backends.torch.trace.tracer import batch_stream
 from autoprec.backends.torch.train.task_runner import batches
 
 pytestmark = pytest.mark.torch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.core.numerics.loss_scale import (
+from autoprec.core.numerics.loss_scale_choice import (
     DEFAULT_EXPONENT,
     FLOOR_OCTAVES,
     HEADROOM_OCTAVES,

@@ -1,13 +1,13 @@
 """Finds the modules that a policy cannot run without in float32, after its first trial raised.
 
 So a policy whose plain recipe raises is searched with those modules in float32, as the only way to
-run it, and the proof begins with them. What was found is kept in the study.
+run it, and the proof begins with them. What was found is kept in the study, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics.reference_recipe import rounds_everywhere
@@ -19,33 +19,22 @@ from autoprec.errors import UserCodeError
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.island_search import name_modules, product_share, search_runnable
+from autoprec.tuning.stage_results import NeededIslands
+from autoprec.tuning.study.notes import NEEDED_ISLANDS
 from autoprec.tuning.study.study import Study
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import Runner, raise_device_lost
 
 
-@dataclass(frozen=True)
-class NeededIslands:
-    """The modules that a policy cannot run without in float32, and how they were found.
-
-    `products` is their share of the model's matrix products.
-    """
-
-    paths: tuple[str, ...]
-    attempts: int
-    reason: str
-    products: float = 0.0
+def recall_needed(study: Study, space: Space) -> dict[str, NeededIslands]:
+    """Return what the study holds of policies that do not run as they are."""
+    known = {each.value: study.recall(NEEDED_ISLANDS.of(each.value)) for each in space.policies}
+    return {policy: needed for policy, needed in known.items() if needed is not None}
 
 
-def recall_needed(study: Study, policy: str) -> NeededIslands | None:
-    """Return what the study holds for a policy; None where that runs as it is."""
-    return study.recall(f"needed islands:{policy}", NeededIslands)
-
-
-def with_needed_islands(study: Study, space: Space) -> Space:
-    """Return the space with what each policy was found to need."""
-    known = {policy.value: recall_needed(study, policy.value) for policy in space.policies}
-    islands = {policy: needed.paths for policy, needed in known.items() if needed is not None}
+def with_needed_islands(space: Space, needed: Mapping[str, NeededIslands]) -> Space:
+    """Return the space with what policies were found to need."""
+    islands = {policy: each.paths for policy, each in needed.items()}
     return replace(space, islands=islands) if islands else space
 
 
@@ -93,6 +82,6 @@ def find_needed_islands(
         return found.reason
     reason = f"it does not run without {name_modules(found.paths)} in float32: {first_line}"
     needed = NeededIslands(found.paths, found.attempts, reason, product_share(units, found.paths))
-    study.remember(f"needed islands:{recipe.policy.value}", needed)
+    study.remember(NEEDED_ISLANDS.of(recipe.policy.value), needed)
     job.listener(Note(f"{recipe.policy} runs with {name_modules(found.paths)} kept in float32"))
     return ""

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autoprec.backends.keras.apply.compile_overrides import retrace_functions
 from autoprec.backends.keras.apply.method_hooks import Hook
-from autoprec.backends.keras.apply.train_function import retrace_functions
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, LossScale, Recipe

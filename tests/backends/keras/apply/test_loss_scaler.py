@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from autoprec.backends.keras.apply import optimizer_wrapping
 from autoprec.backends.keras.apply.checkpoints import convert_keras_file, restore_checkpoint
-from autoprec.backends.keras.apply.loss_scale import ScaledOptimizer
+from autoprec.backends.keras.apply.loss_scaler import ScaledOptimizer
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.measurement import Unit
-from autoprec.core.numerics.islands import (
+from autoprec.core.numerics.island_proposals import (
     MAX_TRIALS,
     IslandsEvidence,
     IslandsFound,

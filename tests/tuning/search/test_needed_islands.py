@@ -10,18 +10,22 @@ import pytest
 from factories import no_contention, ran_at
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Unit
+from autoprec.core.measurement import TaskFacts, Unit
+from autoprec.core.numerics.noise_scale import NoiseScale
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, Stage
-from autoprec.tuning.proof.needed_islands import may_need_islands, recall_needed
 from autoprec.tuning.search import loop as search_loop
+from autoprec.tuning.search.goodput import search_at_goodput
 from autoprec.tuning.search.loop import Search
+from autoprec.tuning.search.needed_islands import may_need_islands
 from autoprec.tuning.search.task_space import baseline_point
+from autoprec.tuning.stage_results import SearchResult
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import Deadline
+from autoprec.tuning.trials import Trials
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 SPACE = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
@@ -88,7 +92,7 @@ def test_the_policy_is_measured_with_what_it_needs_and_no_point_is_lost(tmp_path
     assert mixed(tuning.measured)[0] == ()
     assert set(mixed(tuning.measured)[1:]) == {("moe",)}
     assert tuning.search.space.islands == {"mixed_bfloat16": ("moe",)}
-    needed = recall_needed(tuning.study, "mixed_bfloat16")
+    needed = tuning.search.needed_islands["mixed_bfloat16"]
     assert (needed.paths, needed.attempts, needed.products) == (("moe",), 2, 0.0)
     assert needed.reason == "it does not run without moe in float32: dtypes"
     said = [event.text for event in tuning.events if isinstance(event, Note)]
@@ -101,6 +105,7 @@ def test_a_resumed_search_remembers_what_a_policy_needs(tmp_path, monkeypatch):
     again = Tuning(tmp_path, monkeypatch, needed="moe")
     again.run()
     assert again.search.space.islands == {"mixed_bfloat16": ("moe",)}
+    assert again.search.needed_islands["mixed_bfloat16"].paths == ("moe",)
     assert again.tried == []
 
 
@@ -116,10 +121,25 @@ def test_where_nothing_helps_the_reason_says_so_and_it_is_looked_for_once(tmp_pa
     assert [outcome.reason for outcome in failed] == [
         "dtypes\nframes; it raises whichever modules are kept in float32"
     ]
-    assert recall_needed(tuning.study, "mixed_bfloat16") is None
+    assert tuning.search.needed_islands == {}
     tried = len(tuning.tried)
     tuning.search.run(cast(Any, tuning.runner))
     assert len(tuning.tried) == tried
+
+
+def test_what_is_found_at_the_batch_of_most_goodput_is_handed_on(tmp_path, monkeypatch):
+    tuning = Tuning(tmp_path, monkeypatch, needed="moe")
+    tuning.job.options = SimpleNamespace(**vars(tuning.job.options), batch="goodput", policies=())
+    plain = ran_at(baseline_point(SPACE), 100.0)
+    tuning.study.tell(tuning.study.ask(plain.point)[0], plain)
+    task = TaskFacts("torch", {}, 32, 32, 1000, units=UNITS)
+    found = SearchResult(Trials(task, SPACE, (plain,)), plain.point)
+    scale = NoiseScale(at=1e6, low=1e6, high=1e6, batch=32)
+    result = search_at_goodput(
+        cast(Any, tuning.job), tuning.study, found, lambda recipe: scale, cast(Any, tuning.runner)
+    )
+    assert result.trials.space.islands == {"mixed_bfloat16": ("moe",)}
+    assert result.needed_islands["mixed_bfloat16"].paths == ("moe",)
 
 
 def test_a_policy_that_would_keep_all_its_products_in_float32_is_refused(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoprec.backends.shared.checkpoint_budget import MAX_CHECKPOINT_BYTES, affordable_steps
+from autoprec.backends.shared.checkpoint import MAX_CHECKPOINT_BYTES, affordable_steps
 
 
 def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():

@@ -1,0 +1,55 @@
+"""A model's first call with data, which shows that it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+
+from autoprec.backends.keras.apply.method_hooks import Hook
+
+
+class FirstCallHook(Hook):
+    """A model's `call`, until it is called with data and not as a part of another model."""
+
+    def __init__(self, original: Callable[..., Any], model: Any, called: Callable[[], None]):
+        super().__init__(original)
+        self.model = model
+        self.called = called
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Report the first call, then call the model as it is by then."""
+        if _is_symbolic((args, kwargs)) or outermost_called_layer() not in (None, self.model):
+            return self.original(*args, **kwargs)
+        vars(self.model).pop("call")
+        with _init_scope():
+            self.called()
+        return self.model.call(*args, **kwargs)
+
+
+def remove_first_call_hook(layer: Any) -> None:
+    """Remove a model's `FirstCallHook`: it, or a model it is part of, has a recipe now."""
+    if isinstance(vars(layer).get("call"), FirstCallHook):
+        del vars(layer)["call"]
+
+
+def _is_symbolic(values: Any) -> bool:
+    return any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(values))
+
+
+def outermost_called_layer() -> Any:
+    """Return the outermost layer that Keras is calling now; None outside every call."""
+    context = global_state.get_global_attribute("current_call_ctx")
+    return None if context is None else context.entry_layer
+
+
+def _init_scope() -> AbstractContextManager[Any]:
+    """Return a context in which variables can be made, even while TensorFlow traces."""
+    if keras.config.backend() != "tensorflow":
+        return nullcontext()
+    import tensorflow as tf
+
+    return tf.init_scope()  # type: ignore[no-any-return]
