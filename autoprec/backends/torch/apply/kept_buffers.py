@@ -81,7 +81,7 @@ class KeptBuffers:
         """Note that the step has begun, if no forward pass was seen."""
         self.in_step = True
         self._held.look_around()
-        self._loop.look_again(loss)
+        self._loop.note_loss(loss)
 
     def before_forward(self) -> None:
         """Copy the buffers if the forward pass to come is a step's first one."""

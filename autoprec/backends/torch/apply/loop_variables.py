@@ -1,8 +1,8 @@
-"""Finds variables of a training loop that keep state, and names those that an overflow spoilt.
+"""Names variables of a training loop that an overflow spoilt: they keep state, and nobody knew.
 
 What the loop holds itself, an average in a variable of its function, belongs to no object that
-could be given its value back. So, where a step that follows a skipped one is not finite either, a
-warning names what was finite neither then nor now. Nothing is looked at before a step is skipped.
+could be given its value back. So, where three steps in a row are skipped and the loss is not finite
+either, a warning names what is not. Nothing is looked at, or waited for, before the second of them.
 """
 
 from __future__ import annotations
@@ -21,39 +21,48 @@ _MOST_NAMED, _MOST_ITEMS, _MOST_VALUES = 3, 64, 2**20
 
 
 class SpoiltVariables:
-    """Notes what is not finite in the loop where its step is skipped; warns once if it stays."""
+    """Looks at the loop where it skips step after step; warns once of what stays not finite."""
 
     def __init__(self) -> None:
+        self._skips = 0
         self._names: list[str] = []
+        self._loss: torch.Tensor | None = None
         self._warned = False
 
-    def note_skip(self) -> None:
-        """Note the names of variables that are not finite."""
-        self._names = [] if self._warned else list(dict.fromkeys(_nonfinite()))
+    def note_loss(self, loss: Any) -> None:
+        """Keep the loss of the step that may be the third to be skipped."""
+        if self._skips == 2 and not self._warned and isinstance(loss, torch.Tensor):
+            self._loss = loss.detach()
 
     def note_update(self) -> None:
-        """Forget them: the step that follows was finite."""
-        self._names = []
+        """Begin anew: a step was finite."""
+        self._skips, self._names, self._loss = 0, [], None
 
-    def look_again(self, loss: Any) -> None:
-        """Warn of those that are not finite still, if the next loss is not either."""
-        known = self._names and isinstance(loss, torch.Tensor)
-        if not known or bool(loss.isfinite().all()):
+    def note_skip(self) -> None:
+        """Look at the second skip in a row, and compare at the third."""
+        self._skips += 1
+        if self._skips == 2 and not self._warned:
+            self._names = list(dict.fromkeys(_nonfinite()))
+        loss, self._loss = self._loss, None
+        if self._skips != 3 or loss is None or not self._names or bool(loss.isfinite().all()):
             return
         now = set(_nonfinite())
         lasting = [name for name in self._names if name in now]
-        if not lasting:
-            return
-        self._warned, self._names = True, []
-        more = len(lasting) - _MOST_NAMED
-        named = ", ".join(lasting[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        warn_of_loop(
-            f"the step before was skipped, and the loss is not finite again. Nor are {named}, "
-            "since then: if that is state which the loop keeps, such as an average, it kept what "
-            "overflowed. A skipped step puts back what modules and callable objects hold, not "
-            "variables of the loop: assign those only after an update, which precision.step() and "
-            "precision.backward_and_step(loss) say that there was"
-        )
+        if lasting:
+            self._warned = True
+            _warn_of(lasting)
+
+
+def _warn_of(names: list[str]) -> None:
+    more = len(names) - _MOST_NAMED
+    named = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    warn_of_loop(
+        "three steps in a row were skipped, and the loss is not finite. Nor are these variables of "
+        f"the loop: {named}. If one of them is state which the loop keeps, such as an average, it "
+        "kept what overflowed: a skipped step puts back what modules and callable objects hold, "
+        "not variables of the loop. Assign those only after an update, which precision.step() and "
+        "precision.backward_and_step(loss) say that there was"
+    )
 
 
 def _nonfinite() -> Iterator[str]:
