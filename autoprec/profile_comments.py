@@ -58,7 +58,7 @@ _COMMENTS = {
     "evidence.batch.loader_feeds": "samples/s",
     "evidence.batch.noise_scale": "the gradient's, in samples; later in training it is larger",
     "evidence.waterfall": "the parts of the speed-up, one thing after another switched off",
-    "evidence.not_covered": "what a time limit left out",
+    "evidence.not_covered": "what a limit of time or trials left out",
     "evidence.parity": "how close to float32 it trains",
     "evidence.parity.step": "where that was seen",
     "evidence.parity.loss_deviation": "largest of the loss at the same weights, relative",

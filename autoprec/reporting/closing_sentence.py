@@ -12,6 +12,7 @@ from autoprec.core.recipe import FLOAT8
 from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn
 from autoprec.core.speed.noise import is_faster
 from autoprec.reporting.flags import with_flags
+from autoprec.reporting.text import seconds_text
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
 _NOTABLE_BANDWIDTH_SHARE = 0.01
@@ -27,8 +28,8 @@ def closing_sentence(profile: Profile) -> str:
         return f"result: {profile.describe_recipe()}: {evidence.reason}"
     if lacked_time(evidence):
         return (
-            f"{evidence.reason}. Run the same command with a longer --time-limit: it goes on with "
-            "the trials that ran"
+            f"{evidence.reason}. Run the same command with a longer --time-limit or more --trials: "
+            "it goes on with those that ran"
         )
     if evidence.inconclusive:
         return (
@@ -50,8 +51,8 @@ def closing_sentence(profile: Profile) -> str:
         text += f"; {_limit(evidence.chosen)}"
     if evidence.chosen.break_even_steps is not None:
         text += (
-            f"; compilation takes {evidence.chosen.warmup_seconds:.0f} s and pays off after "
-            f"{evidence.chosen.break_even_steps:,} steps"
+            f"; compilation takes {seconds_text(evidence.chosen.warmup_seconds)} and pays off "
+            f"after {evidence.chosen.break_even_steps:,} steps"
         )
     if evidence.parity.caveat:
         text += with_flags(f". Warning: {evidence.parity.caveat}; {HOW_TO_SEE_LEARNING}")
@@ -64,8 +65,8 @@ def _left_out(profile: Profile) -> str:
     if not missing or profile.recipe.policy is not Policy.FLOAT32:
         return ""
     return (
-        f". A limit left out: {'; '.join(missing)}. Run the same command with a longer one (such "
-        "as --time-limit): it goes on with the trials that ran"
+        f". A limit left out: {'; '.join(missing)}. Run the same command with a longer one "
+        "(--time-limit, --trials): it goes on with the trials that ran"
     )
 
 

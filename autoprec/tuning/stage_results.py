@@ -21,7 +21,7 @@ from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.trials import Measured, Trials, typical_measurement
 
-REFERENCE = Verdict(verdict="equal", reason="float32 is the reference itself")
+REFERENCE = Verdict(verdict="equal", reason="it is the reference itself")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class TuningResult:
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Return what the time limit left out, in the order of the stages."""
+        """Return what limits left out, in the order of the stages."""
         stages = (self.search, self.proof, self.confirmation)
         return tuple(text for stage in stages for text in stage.not_covered)
 

@@ -207,7 +207,8 @@ def test_an_inconclusive_tuning_says_that_word_first_and_how_to_measure_again() 
     assert said.startswith("inconclusive: the search saw 13.76x")
     assert "--fresh" in said
     lacked = replace(evidence, not_covered=("the rest",), tried=(TriedRecipe(Policy.FLOAT32, 32),))
-    assert "--time-limit" in closing_sentence(replace(FULL, evidence=lacked))
+    limits = "with a longer --time-limit or more --trials: it goes on"
+    assert limits in closing_sentence(replace(FULL, evidence=lacked))
 
 
 def test_the_share_that_waits_for_other_ranks_is_told_where_it_was_measured() -> None:
@@ -286,7 +287,7 @@ def test_float32_for_want_of_time_says_what_was_left_out_and_what_to_do() -> Non
     profile = replace(FULL, recipe=Recipe(batch_size=32), evidence=evidence)
     left_out = (
         ". A limit left out: the rest of the check of mixed_bfloat16. Run the same command with a "
-        "longer one (such as --time-limit): it goes on with the trials that ran"
+        "longer one (--time-limit, --trials): it goes on with the trials that ran"
     )
     assert closing_sentence(profile) == f"result: {reason} --time-limit{left_out}"
     assert "refused: mixed_bfloat16: give it more --time-limit" in profile_lines(profile)

@@ -89,7 +89,7 @@ def test_the_line_says_which_trial_and_round_it_is_and_where_in_it() -> None:
     now(TrialStarted(2, RECIPE, "why"))
     now(Progress("steps", 3))
     assert now.text == "trial 3 of at most 32: float32, batch 32  [timing, step 3]"
-    now(Stage("confirmation", "the winner against float32"))
+    now(Stage("confirmation", "the winner against the baseline"))
     now(Round(2, 12, (10.0, 20.0, 0.0)))
     assert now.text == "confirmation: round 2 of at most 12: 2.00x"
 

@@ -74,7 +74,8 @@ class DeviceFacts:
 
     Memory bandwidths are in GB/s (10^9 bytes), the catalogue's being the vendor's peak and the
     measured one counting bytes read and written. `measured_with` is the framework that this device
-    was timed with, "" if it was not; `measured_on` the day, if that was earlier.
+    was timed with, "" if it was not; `measured_on` the day, if that was earlier. `disturbed`: other
+    processes used it meanwhile, so that it may be many times as fast.
     """
 
     observation: Observation
@@ -86,6 +87,7 @@ class DeviceFacts:
     measured_memory_bandwidth_gbps: float | None = None
     measured_with: str = ""
     measured_on: str = ""
+    disturbed: bool = False
     notes: tuple[str, ...] = ()
     padding: bool = True
     origin: str = ""

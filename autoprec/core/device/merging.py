@@ -75,5 +75,6 @@ def with_measurements(
         measured_memory_bandwidth_gbps=measured.memory_bandwidth_gbps,
         measured_with=measured.framework,
         measured_on=measured.date,
+        disturbed=measured.disturbed,
         notes=(*facts.notes, *measured.notes),
     )

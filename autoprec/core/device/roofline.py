@@ -17,6 +17,10 @@ from autoprec.core.number_words import milliseconds
 #: A limit is named if it explains half of the step: below that, most of the time goes elsewhere.
 EXPLAINING_SHARE = 0.5
 
+#: A step that reaches this many times the measured peak disproves it: the products were disturbed
+#: when they were timed alone. Nothing is said of arithmetic then.
+DISPROVING_SHARE = 2.0
+
 ARITHMETIC, MEMORY, UNKNOWN = "arithmetic", "memory", "unknown"
 UPDATE = "the optimizer's update"
 
@@ -73,12 +77,13 @@ def find_bound(
     `update_seconds` what the optimizer's update takes in such a step (0: not measured);
     `operator` the slowest operator and its share of such a step, if that was measured. `curve`
     holds (samples, seconds) of the same recipe at other batches: a step whose time hardly grows
-    with the batch is overhead. A loader slower than the step bounds real training whatever the step
-    does.
+    with the batch is overhead. Of a peak that the step disproves, nothing is told. A loader slower
+    than the step bounds real training whatever the step does.
     """
     share = None
     if flops_per_sample and peak_gflops:
         share = flops_per_sample * samples / (peak_gflops * 1e9) / step_seconds
+        share = None if share > DISPROVING_SHARE else share
     memory = None
     if traffic and bandwidth_gbps:
         memory = traffic / (bandwidth_gbps * 1e9) / step_seconds

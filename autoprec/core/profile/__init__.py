@@ -212,7 +212,7 @@ class Evidence:
     baseline itself was chosen), `throughput` the samples that train in a second over the
     baseline's, where its batch is another (None: it is not). `waterfall` is what they consist of,
     from the recipe to the baseline. `inconclusive` says why nothing could be concluded, so that
-    float32 was kept (empty: it could), `not_covered` what a time limit left out; `batch` what is
+    float32 was kept (empty: it could), `not_covered` what a limit left out; `batch` what is
     known of the batch (None: in a profile of an earlier version, or a rehearsal's); `checkpoint`
     the weights that training began with, where they were not `build_model`'s own. `tried` has every
     recipe of the search, in its order.

@@ -82,7 +82,7 @@ def _describe_inconclusive(profile: Profile) -> str:
     what = "float32 was kept" if kept else f"what {policy} gains is not known"
     again = f"Tune again on an idle machine: `{profile.task.tune_command('--fresh')}`"
     if lacked_time(profile.evidence):
-        again = f"Give it more time: `{profile.task.tune_command()}`"
+        again = f"Give it more time or trials: `{profile.task.tune_command()}`"
     return (
         f"this profile's tuning was inconclusive: {what}, because {profile.evidence.inconclusive}. "
         f"{again}"

@@ -66,9 +66,9 @@ def describe_gain(baseline: Point, history: Sequence[MeasuredPoint]) -> str:
     said = "all further trials keep the memory that a step frees (keep_memory)"
     ratio = times(kept / plain)
     if kept > _CLEARLY_FASTER_RATIO * plain:
-        return f"{said}: with it, float32 ran at {ratio} its speed"
+        return f"{said}: with it, the baseline ran at {ratio} its speed"
     return (
-        f"{said}, as it pays at larger batches; float32's {ratio}, of one short trial each, "
+        f"{said}, as it pays at larger batches; the baseline's {ratio}, of one short trial each, "
         "decides nothing: whether the chosen recipe keeps it is measured at the end"
     )
 

@@ -184,6 +184,6 @@ def _explain_baseline(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:
         return "nothing else was left to compare with"
     finalist, ratio = max(ratios, key=lambda item: item[1].ratio)
     return (
-        "nothing beats float32 beyond the noise: the best of the rest, "
+        "nothing beats the baseline beyond the noise: the best of the rest, "
         f"{name_recipe(finalist.recipe)}, reaches {ratio.in_words()}"
     )

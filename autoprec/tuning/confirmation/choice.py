@@ -307,7 +307,7 @@ class _Confirmation:
                 ratio = winner.rate / base.samples_per_second
                 searched = Ratio(ratio, ratio, ratio, 1)
             result = self._take_as_searched(winner, searched, measured)
-        return replace(result, not_covered=(f"{name} in alternation with float32",))
+        return replace(result, not_covered=(f"{name} in alternation with the baseline",))
 
     def _time_against_baseline(self, recipe: Recipe) -> TimedRounds | None:
         """Time the baseline, a recipe and the parts of its speedup until its ratio is known.
@@ -317,7 +317,7 @@ class _Confirmation:
         recipes = self._in_time([self._baseline, recipe, *self.ablations.parts(recipe)])
         if not recipes:
             return None
-        self.job.listener(Stage("confirmation", "the winner against float32"))
+        self.job.listener(Stage("confirmation", "the winner against the baseline"))
 
         def running(finalists: tuple[Finalist, ...]) -> Collection[int]:
             ratio = paired_ratio(finalists[1].rates, finalists[0].rates)

@@ -73,7 +73,7 @@ def untried_policies(search: SearchResult) -> str:
     ran = any(search.of_policy(policy) for policy in others)
     if ran or not others or not search.not_covered or trials.rehearsed:
         return ""
-    return f"the time limit left no time to try {' or '.join(others)}"
+    return f"a limit ended the search before it tried {' or '.join(others)}"
 
 
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:

@@ -161,10 +161,13 @@ def _rounded_scale(found: NoiseScale) -> NoiseScale:
 
 
 def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devices: int) -> Bound:
-    """Return what limits a step on each of the devices; ranks on a CPU share one."""
-    task = result.preflight.task
+    """Return what limits a step on each of the devices; ranks on a CPU share one.
+
+    What other processes disturbed while the device was timed says nothing of a step.
+    """
+    task, facts = result.preflight.task, result.preflight.facts
     computed = recipe.policy.compute_dtype_with(task.weights_in)
-    fact = result.preflight.facts.fact(computed)
+    peak, bandwidth = facts.fact(computed).measured_gflops, facts.measured_memory_bandwidth_gbps
     samples = measured.samples_per_step / devices
     curve = [
         (o.measurement.samples_per_step / devices, o.measurement.step_seconds)
@@ -183,9 +186,9 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devic
         step_seconds=measured.step_seconds,
         samples=samples,
         flops_per_sample=task.flops_per_sample,
-        peak_gflops=fact.measured_gflops,
+        peak_gflops=None if facts.disturbed else peak,
         traffic=min_traffic_bytes(task.trainable_bytes, saved),
-        bandwidth_gbps=result.preflight.facts.measured_memory_bandwidth_gbps,
+        bandwidth_gbps=None if facts.disturbed else bandwidth,
         data_seconds=measured.data_seconds,
         launch_seconds=_launch_seconds(result, recipe),
         update_seconds=_update_seconds(task, recipe, measured),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.verdict import HOW_TO_SEE_LEARNING
 from autoprec.core.recipe import Recipe
@@ -35,7 +36,8 @@ def warnings_for(
     found += _proof_warnings(result)
     found += _memory_and_padding_advice(result, recipe, plain, measured)
     if result.not_covered:
-        found.append(f"the time limit was reached; not covered: {'; '.join(result.not_covered)}")
+        left_out = "; ".join(result.not_covered)
+        found.append(f"a limit of this tuning, its time or its trials, left out: {left_out}")
     if result.preflight.rehearsed:
         return tuple(found)
     if result.cpu_contention > BUSY_SHARE:
@@ -78,7 +80,7 @@ def _memory_and_padding_advice(
     if same_batch and 0 < measured.peak_memory_bytes <= FREED_MEMORY_SHARE * base:
         found.append(
             f"{recipe.policy} needs {1 - measured.peak_memory_bytes / base:.0%} less memory than "
-            "float32: a batch of twice the size is likely to fit; try it"
+            f"{_plain_name(result)}: a batch of twice the size is likely to fit; try it"
         )
     multiple = result.preflight.alignment
     off = [d for d in result.preflight.task.dimensions if d.size % multiple]
@@ -91,6 +93,10 @@ def _memory_and_padding_advice(
             f"{result.rounding or 'choosing other sizes may'}"
         )
     return found
+
+
+def _plain_name(result: TuningResult) -> str:
+    return Policy.FLOAT32.name_with(result.preflight.task.weights_in)
 
 
 def _noise_warning(result: TuningResult, plain: Recipe) -> list[str]:
@@ -111,7 +117,8 @@ def _slower_warning(result: TuningResult, recipe: Recipe) -> list[str]:
     if result.confirmation.proven is None or gain is None or gain.ratio >= 1.0:
         return []
     return [
-        f"{recipe.policy} is slower than float32 here, {gain.in_words()}, and was taken because "
+        f"{recipe.policy} is slower than {_plain_name(result)} here, {gain.in_words()}, and was "
+        "taken because "
         "nothing else was asked for: add float32 to `policies`, or leave `policies` out"
     ]
 

@@ -261,11 +261,15 @@ def _best_rate(search: SearchResult, policy: Policy) -> float:
 
 
 def _why_too_slow(search: SearchResult, best: Outcome, own: Sequence[Outcome]) -> str:
-    """Say how slow a policy's fastest recipe is beside float32's, and what was not tried of it."""
+    """Say how slow a policy's fastest recipe is beside float32's, and what was not tried of it.
+
+    Of a model that computes in 16 bits by itself, it is the model's own that this is compared with.
+    """
+    plain = Policy.FLOAT32.name_with(search.trials.task.weights_in)
     float32 = max(search.of_policy(Policy.FLOAT32.value), key=lambda outcome: outcome.rate)
     share = f"{times(best.rate / float32.rate)} the speed of"
     measured = "slower than" if search.trials.rehearsed else share
-    reason = f"measured {measured} the best float32 recipe"
+    reason = f"measured {measured} the best {plain} recipe"
     largest, batch = max(int(each.point[BATCH]) for each in own), int(float32.point[BATCH])
     if largest < batch:
         reason += f", which has batch {batch}; it was not tried at a batch above {largest}"

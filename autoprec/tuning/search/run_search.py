@@ -66,7 +66,7 @@ def _notes(space: Space, requested: Point, baseline: Point) -> tuple[str, ...]:
         return ()
     recipe = space.recipe(baseline)
     return (
-        f"plain float32 does not fit at batch {requested[BATCH]}: the baseline is "
+        f"the baseline does not fit at batch {requested[BATCH]}: it is taken at "
         f"{describe_batch_of(recipe)}",
     )
 
@@ -76,7 +76,7 @@ def _check_baseline(job: TuningJob, baseline: Point, outcome: Outcome | None) ->
     if outcome is None or outcome.rate <= 0:
         why = f"{outcome.status}: {outcome.reason}" if outcome is not None else "no trial ran"
         raise NoFeasibleRecipe(
-            f"plain float32 does not run at its baseline ({why}); give a smaller batch: BATCH_SIZE "
+            f"the baseline does not run ({why}); give a smaller batch: BATCH_SIZE "
             "in a task file, the loader's in a script, or `batch_sizes`"
         )
     if outcome.measurement is not None and not outcome.measurement.finite:
@@ -106,7 +106,8 @@ def first_answer(search: SearchResult, policies: Collection[Policy] = ()) -> str
     plain = next((o.rate for o in trials.history if point_key(o.point) == alike), 0.0)
     said = []
     if plain and plain != leader.rate:
-        said.append(f"about {about_times(leader.rate / plain)} as fast as float32 like it")
+        like_it = f"{Policy.FLOAT32.name_with(trials.task.weights_in)} like it"
+        said.append(f"about {about_times(leader.rate / plain)} as fast as {like_it}")
     if recipe.effective_batch != search.baseline.effective_batch or not plain:
         ratio = about_times(leader.rate / baseline.rate)
         said.append(f"about {ratio} the samples/s of {describe_batch_of(search.baseline)}")

@@ -23,6 +23,13 @@ def test_notes_of_the_probe_and_of_the_family_are_kept():
     assert facts.notes == ("probed", "known")
 
 
+def test_timings_that_other_processes_disturbed_are_known_as_such():
+    facts = merge(seen(), family())
+    for disturbed in (False, True):
+        timed = with_measurements(facts, Measurements("torch", disturbed=disturbed))
+        assert timed.disturbed is disturbed
+
+
 products = st.builds(
     Product,
     dtype=st.sampled_from(DType),

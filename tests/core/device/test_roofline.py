@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.device.roofline import (
+    DISPROVING_SHARE,
     EXPLAINING_SHARE,
     find_bound,
     limit_text,
@@ -38,9 +39,15 @@ def test_a_step_near_the_peak_is_arithmetic():
 
 
 def test_no_more_arithmetic_is_told_than_the_step_took():
-    bound = find_bound(step_seconds=0.01, samples=8, flops_per_sample=5e8, peak_gflops=100)
-    assert (bound.name, bound.peak_share) == ("arithmetic", pytest.approx(4.0))
+    bound = find_bound(step_seconds=0.01, samples=8, flops_per_sample=2e8, peak_gflops=100)
+    assert (bound.name, bound.peak_share) == ("arithmetic", pytest.approx(1.6))
     assert bound.sentence == "10 ms of arithmetic in a step of 10 ms"
+
+
+def test_a_peak_far_below_what_the_step_does_is_not_believed():
+    bound = find_bound(step_seconds=0.01, samples=8, flops_per_sample=4e9, peak_gflops=100)
+    assert (bound.name, bound.peak_share) == ("unknown", None)
+    assert bound.sentence == "the step takes 10 ms; what limits it was not measured"
 
 
 def test_the_least_traffic_has_a_share_of_the_bandwidth():
@@ -91,11 +98,13 @@ def test_the_share_is_the_work_over_the_peak(step, samples, flops, peak, data):
         peak_gflops=peak,
         data_seconds=data,
     )
-    assert bound.peak_share == pytest.approx(flops * samples / step / (peak * 1e9))
+    share = flops * samples / step / (peak * 1e9)
+    believed = share <= DISPROVING_SHARE
+    assert bound.peak_share == (pytest.approx(share) if believed else None)
     if data > step:
         assert bound.name == "data pipeline"
     else:
-        arithmetic = bound.peak_share >= EXPLAINING_SHARE
+        arithmetic = believed and share >= EXPLAINING_SHARE
         assert bound.name == ("arithmetic" if arithmetic else "unknown")
 
 

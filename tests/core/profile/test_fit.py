@@ -218,7 +218,7 @@ def test_a_tuning_that_lacked_time_is_to_be_given_more():
     ran = (TriedRecipe(Policy.FLOAT32, 32),)
     evidence = replace(INCONCLUSIVE.evidence, tried=ran, not_covered=("the rest",))
     (said,) = check_fit(replace(INCONCLUSIVE, evidence=evidence), HERE, SOFTWARE).warnings
-    assert said.endswith(f"Give it more time: `autoprec tune {PROFILE.task.file}`")
+    assert said.endswith(f"Give it more time or trials: `autoprec tune {PROFILE.task.file}`")
 
 
 def test_an_inconclusive_profile_is_selected_only_where_no_other_matches():

@@ -47,9 +47,9 @@ def test_memory_is_kept_where_it_can_be_and_two_trials_seldom_say_that_it_pays(
 
 def test_the_user_is_told_what_it_gains() -> None:
     clear = describe_gain(BASELINE, [ran_at(BASELINE, 100.0), ran_at(KEEPING, 136.0)])
-    assert clear.endswith("with it, float32 ran at 1.36x its speed")
+    assert clear.endswith("with it, the baseline ran at 1.36x its speed")
     unclear = describe_gain(BASELINE, [ran_at(BASELINE, 100.0), ran_at(KEEPING, 97.0)])
-    assert "float32's 0.97x, of one short trial each, decides nothing" in unclear
+    assert "the baseline's 0.97x, of one short trial each, decides nothing" in unclear
     assert unclear.endswith("whether the chosen recipe keeps it is measured at the end")
     assert describe_gain(BASELINE, [ran_at(BASELINE, 100.0)]) == ""
 

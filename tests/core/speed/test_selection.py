@@ -89,7 +89,7 @@ def test_a_gain_that_is_not_sure_is_not_taken():
     choice = choose(steady(PLAIN, 100.0), [lucky])
     assert choice.recipe is PLAIN
     assert choice.reason == (
-        "nothing beats float32 beyond the noise: the best of the rest, float32 at batch 32, "
+        "nothing beats the baseline beyond the noise: the best of the rest, float32 at batch 32, "
         "reaches 3.00x (0.90-3.00, 7 rounds)"
     )
 

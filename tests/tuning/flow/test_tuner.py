@@ -186,13 +186,13 @@ def test_where_float32_does_not_fit_its_batch_a_smaller_one_is_the_baseline(
     profile, _ = run(task(FASTER + ", capacity_bytes=300 * 2**20", more="BATCH_SIZE = 256"))
     assert profile.evidence.baseline.batch_size == 64
     assert profile.evidence.baseline.accumulation_steps == 4
-    told = "does not fit at batch 256: the baseline is batch 256 in 4 micro-batches of 64"
+    told = "does not fit at batch 256: it is taken at batch 256 in 4 micro-batches of 64"
     assert any(told in text for text in profile.evidence.warnings)
 
 
 @pytest.mark.usefixtures("real_workers")
 def test_where_float32_crashes_there_is_no_baseline(task: Callable[..., Path]) -> None:
-    with pytest.raises(NoFeasibleRecipe, match="plain float32 does not run"):
+    with pytest.raises(NoFeasibleRecipe, match="the baseline does not run"):
         run(task(FASTER + ", crash_at_batch=8"))
 
 

@@ -133,4 +133,4 @@ def test_a_time_limit_is_that_of_the_whole_tuning(write: Callable[..., Path]) ->
     assert 0.3 * sum(steps_of(event) for event in events) < 4.0 + 2 * 0.3
     too_long = "batches whose steps are too long to be checked in the time"
     assert any(too_long in text for text in profile.evidence.not_covered)
-    assert any("the time limit was reached" in text for text in profile.evidence.warnings)
+    assert any("its time or its trials, left out" in text for text in profile.evidence.warnings)

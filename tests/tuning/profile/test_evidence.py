@@ -38,6 +38,7 @@ def on_device(result: TuningResult, **facts: Any) -> TuningResult:
         "family": "any",
         "fingerprint": None,
         "measured_memory_bandwidth_gbps": None,
+        "disturbed": False,
         "observation": SimpleNamespace(rehearsal=False),
         "fact": lambda dtype: SimpleNamespace(measured_gflops=64 / dtype.limits.bits / 2),
         **facts,
@@ -191,6 +192,7 @@ def test_the_share_of_the_peak_is_that_of_the_policys_dtype_and_of_one_device() 
     assert share(won()) == pytest.approx(0.64 / 2)
     assert share(won(), devices=2) == pytest.approx(0.32 / 2)
     assert share(on_device(found())) == pytest.approx(0.32 / 1)
+    assert share(on_device(won(), disturbed=True)) is None
     task = replace(task, weights_in="bfloat16")
     assert share(on_device(found())) == pytest.approx(0.32 / 2)
 

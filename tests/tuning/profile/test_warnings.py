@@ -164,6 +164,16 @@ def test_what_was_asked_for_and_is_slower_is_told_of(
     assert warnings(result) == ((text,) if warned else ())
 
 
+def test_what_computes_in_16_bits_by_itself_is_called_no_float32() -> None:
+    slower = Ratio(0.5, 0.5, 0.5, 6)
+    proven = ProvenRecipe(BFLOAT16, REFERENCE, 1.0, 1.0)
+    own = found(task=replace(TASK, weights_in="bfloat16"))
+    said = warnings(with_confirmation(own, over_baseline=slower, proven=proven))
+    assert said[0].startswith("mixed_bfloat16 is slower than own bfloat16 here, 0.50x")
+    (said_of_memory,) = warnings(own, measured=timed(peak=500))
+    assert "50% less memory than own bfloat16" in said_of_memory
+
+
 @pytest.mark.parametrize(("seconds", "warned"), [(0.1, False), (0.101, True)])
 def test_a_loader_that_is_slower_than_the_step_is_told_of(seconds: float, warned: bool) -> None:
     text = "the loader needs 101.0 ms for a step of 100.0 ms: use more loader workers"
@@ -171,9 +181,10 @@ def test_a_loader_that_is_slower_than_the_step_is_told_of(seconds: float, warned
     assert said == ((text,) if warned else ())
 
 
-def test_what_the_time_limit_left_out_is_told() -> None:
+def test_what_a_limit_left_out_is_told_be_it_of_time_or_of_trials() -> None:
     result = with_confirmation(found(not_covered=("this",)), not_covered=("that",))
-    assert warnings(result) == ("the time limit was reached; not covered: this; that",)
+    told = "a limit of this tuning, its time or its trials, left out: this; that"
+    assert warnings(result) == (told,)
 
 
 @pytest.mark.parametrize(

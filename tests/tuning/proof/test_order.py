@@ -78,8 +78,8 @@ class Prover:
         self.forgot += 1
 
 
-def searched(*history: Outcome, space: Space = SPACE) -> SearchResult:
-    return SearchResult(Trials(TASK, space, history), at(F32), history[::-1])
+def searched(*history: Outcome, space: Space = SPACE, task: TaskFacts = TASK) -> SearchResult:
+    return SearchResult(Trials(task, space, history), at(F32), history[::-1])
 
 
 def prove(
@@ -89,6 +89,7 @@ def prove(
     deadline: Deadline | None = None,
     guilty: frozenset[str] = frozenset(),
     space: Space = SPACE,
+    task: TaskFacts = TASK,
 ) -> tuple[list[tuple[Policy, int, bool]], ProofResult]:
     """What was proven, and the result."""
     job = SimpleNamespace(
@@ -98,7 +99,7 @@ def prove(
     )
     preflight = PreflightResult(TASK, device(DeviceKind.CPU), space)
     prover = Prover(broken, guilty)
-    search = searched(*history, space=space)
+    search = searched(*history, space=space, task=task)
     result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover))
     assert result.seconds == len(prover.asked)
     assert prover.forgot == 1
@@ -130,6 +131,13 @@ def test_what_is_slower_than_the_fastest_float32_recipe_is_refused_with_its_numb
     slower = {"mixed_bfloat16": "measured 1.00x the speed of the best float32 recipe"}
     nothing = {"mixed_float16": "the search ended before it was tried"}
     assert said(result) == nothing | ({} if proven else slower)
+
+
+def test_what_a_model_computes_in_by_itself_is_not_called_float32() -> None:
+    own = replace(TASK, weights_in="bfloat16")
+    _, result = prove(ran(100, F32), ran(50, BF16), task=own)
+    why = said(result)["mixed_bfloat16"]
+    assert why == "measured 0.50x the speed of the best own bfloat16 recipe"
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
             )
             for gradient, variable in zip(grads, variables, strict=True)
         ]
-        with called_by_wrapper():
+        with called_by_wrapper(), STATE.paused():
             self.inner_optimizer.apply(unscaled, trainable_variables=trainable_variables)
         STATE.keep()
         if self.mode == "fixed":

@@ -83,17 +83,27 @@ class _WriteHook(Hook):
 def follow_state(model: Any, units: Collection[LayerUnit], hooks: InstalledHooks) -> None:
     """Note from now on what a step changes of the layers' own state, whatever its dtype.
 
-    A queue and its pointer belong together, and so do a sum and its count. Weights that are frozen
-    are not state: no layer assigns them. Nor are the states of generators of random numbers.
+    A queue and its pointer belong together, and so do a sum and its count. Weights are state where
+    code assigns them, as it does codebooks: those of people's own layers, and tables of embeddings.
+    The states of generators of random numbers are not.
     """
     for unit in units:
         for layer in unit.members:
-            written = [layer.kernel] if isinstance(layer, WEIGHT_WRITERS) and layer.built else []
+            written = _weights_that_code_may_assign(layer)
             for variable in (*layer._non_trainable_variables, *carried_states(layer), *written):
                 _follow(variable, hooks)
     for each in untracked_variables(model, units):
         if not each.draws:
             _follow(each.variable, hooks)
+
+
+def _weights_that_code_may_assign(layer: Any) -> list[Any]:
+    if isinstance(layer, WEIGHT_WRITERS):
+        return [layer.kernel] if layer.built else []
+    may = isinstance(layer, keras.layers.Embedding) or not type(layer).__module__.startswith(
+        "keras."
+    )
+    return list(layer._trainable_variables) if may else []
 
 
 def _follow(variable: Any, hooks: InstalledHooks) -> None:

@@ -11,20 +11,17 @@ to be anything but data.
 from __future__ import annotations
 
 import math
-import os
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.calling_frames import local_variables
+from autoprec.backends.torch.apply.calling_frames import is_library, variables_in_sight
 from autoprec.backends.torch.apply.held_objects import (
     MOST_HOLDERS,
     PRIMITIVES,
@@ -35,7 +32,8 @@ from autoprec.backends.torch.apply.held_objects import (
 from autoprec.backends.torch.apply.reached_variables import (
     ReachedVariables,
     attributes_of,
-    variables_of,
+    cells_of,
+    globals_of,
 )
 
 MOST_ITEMS = 1024
@@ -51,12 +49,6 @@ IN_BRACKETS = "{}[{!r}]"
 """The form of names of items."""
 
 _OF_MODULES = frozenset({*vars(nn.Module()), "forward", "_compiled_call_impl"})
-_LIBRARIES = (
-    "site-packages",
-    "dist-packages",
-    f"{Path(__file__).parents[3]}{os.sep}",
-    f"{sysconfig.get_path('stdlib')}{os.sep}",
-)
 _MISSING = object()
 
 State = dict[Any, Any] | list[Any]
@@ -194,9 +186,10 @@ class _Search:
             parts = (value.func, *value.args, *value.keywords.values())
             yield None, [(name, part) for part in parts]
         elif isinstance(value, types.FunctionType):
-            if not _is_library(value.__code__.co_filename):
-                holder = Holder("", variables_of(value), is_open=False, numbers=False)
-                yield holder, _inside(holder, holder.held.items())
+            if not is_library(value.__code__.co_filename):
+                for held, numbers in ((cells_of(value), True), (globals_of(value), False)):
+                    holder = Holder("", held, is_open=False, numbers=numbers)
+                    yield (holder if held else None), _inside(holder, held.items())
                 yield None, [(name, each) for each in value.__defaults__ or ()]
         elif isinstance(value, type):
             if _is_peoples_own(value):
@@ -252,7 +245,7 @@ def _is_peoples_own(cls: type[Any]) -> bool:
     if cls.__module__ == "builtins":
         return False
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return not _is_library(file or "")
+    return not is_library(file or "")
 
 
 def _is_state(value: Any) -> bool:
@@ -350,28 +343,28 @@ def hooks_of(root: nn.Module) -> list[Root]:
     ]
 
 
-def modules_in_sight(known: Iterable[nn.Module]) -> list[Root]:
-    """List modules in training that the calling code has at hand, besides `known` and their parts.
+def state_in_sight(known: Iterable[nn.Module]) -> list[Root]:
+    """List what the training loop has at hand that may keep state, besides `known` and their parts.
 
-    They are in the variables of the nearest function that is neither torch's nor ours, in the
-    global ones of its file, and in the attributes of its `self`: losses, mostly.
+    Those are modules in training, objects of people's own classes that can be called, and functions
+    with variables of their own: losses and normalisers, mostly. They are in the loop's variables,
+    in the global ones of its file, and in the attributes of its `self`, if that is no module.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return []
     inside = {id(module) for root in known for module in root.modules()}
-    seen = {**frame.f_globals, **local_variables(frame)}
-    owner = seen.get("self")
-    if owner is not None and not isinstance(owner, nn.Module):
-        seen |= getattr(owner, "__dict__", {})
     return [
         (name, value)
-        for name, value in seen.items()
-        if isinstance(value, nn.Module) and value.training and id(value) not in inside
+        for variables in variables_in_sight()
+        if "_parameters" not in variables
+        for name, value in variables.items()
+        if id(value) not in inside and _may_keep_state(value)
     ]
 
 
-def _is_library(filename: str) -> bool:
-    return any(each in filename for each in _LIBRARIES)
+def _may_keep_state(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return value.training
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is not None and not is_library(value.__code__.co_filename)
+    kind = type(value)
+    own = kind_of(kind) is Kind.OBJECT and _is_peoples_own(kind)
+    return own and callable(value) and hasattr(value, "__weakref__")

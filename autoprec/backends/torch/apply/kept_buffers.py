@@ -27,6 +27,7 @@ from torch import nn
 
 from autoprec.backends.torch.apply.held_state import is_of_torch, is_small
 from autoprec.backends.torch.apply.kept_state import KeptState
+from autoprec.backends.torch.apply.loop_variables import SpoiltVariables
 from autoprec.backends.torch.apply.tensor_copies import (
     Kept,
     TensorCopies,
@@ -51,6 +52,7 @@ class KeptBuffers:
         self._buffers, self._frozen = TensorCopies(), TensorCopies()
         self._frozen.follow(frozen_in(root))
         self._held = KeptState(root)
+        self._loop = SpoiltVariables()
         #: Set by the first forward or backward pass since the last update.
         self.in_step = self._saw_forward = False
         self._updated = False
@@ -75,10 +77,11 @@ class KeptBuffers:
         """Look, in the first step, for what the code of a loss keeps as well."""
         self._held.note_loss(loss_fn)
 
-    def before_backward(self) -> None:
+    def before_backward(self, loss: Any) -> None:
         """Note that the step has begun, if no forward pass was seen."""
         self.in_step = True
         self._held.look_around()
+        self._loop.note_loss(loss)
 
     def before_forward(self) -> None:
         """Copy the buffers if the forward pass to come is a step's first one."""
@@ -102,6 +105,7 @@ class KeptBuffers:
         Other models may have taken part (a GAN's, each with a profile of its own). What else they
         did since their last update is not this step's, so only what is not finite goes back there.
         """
+        self._loop.note_skip()
         with torch.no_grad():
             for each in list(_KEPT):
                 all_of_it = each is self and self._saw_forward
@@ -138,6 +142,8 @@ class KeptBuffers:
         self._buffers.after_update()
         self._frozen.after_update()
         self._held.after_update(stepped=stepped)
+        if stepped:
+            self._loop.note_update()
         self._updated = self._updated or stepped
         if not self._saw_forward:
             self._save()

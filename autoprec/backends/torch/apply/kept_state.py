@@ -30,7 +30,7 @@ from autoprec.backends.torch.apply.held_state import (
     find_holders,
     hooks_of,
     is_array,
-    modules_in_sight,
+    state_in_sight,
 )
 from autoprec.backends.torch.apply.tensor_copies import (
     Kept,
@@ -66,7 +66,7 @@ class KeptState:
         self._copies, self._buffers = TensorCopies(), TensorCopies()
         self._owners: list[dict[str, torch.Tensor | None]] = []  # of buffers, not the model's own
         self._looked = self._updated = False
-        self._add([*code_of(root), *modules_in_sight([root])])
+        self._add([*code_of(root), *state_in_sight([root])])
 
     @property
     def keeps(self) -> bool:
@@ -87,7 +87,7 @@ class KeptState:
             return
         self._looked = True
         known = [other for _, get in self._others if isinstance(other := get(), nn.Module)]
-        self._add(modules_in_sight([root, *known]))
+        self._add(state_in_sight([root, *known]))
 
     def _add(self, roots: list[Root]) -> None:
         self._others += [(name, weakref.ref(each)) for name, each in roots]

@@ -78,7 +78,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         if self._is_due:
             self._end_update(None)
         if self.buffers is not None:
-            self.buffers.before_backward()
+            self.buffers.before_backward(outputs)
         return super().scale(outputs)
 
     @property

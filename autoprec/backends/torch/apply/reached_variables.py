@@ -42,22 +42,23 @@ class ReachedVariables(MutableMapping[str, Any]):
         return len(self._names)
 
 
-def variables_of(function: types.FunctionType) -> ReachedVariables:
-    """Return the variables outside of a function that its code names: of closures, and global."""
-    code, outside = function.__code__, function.__globals__
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-
-    def read(name: str) -> Any:
-        return cells[name].cell_contents if name in cells else outside.get(name)
+def cells_of(function: types.FunctionType) -> ReachedVariables:
+    """Return the variables of functions around a function that its code names."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
     def write(name: str, value: Any) -> None:
-        if name in cells:
-            cells[name].cell_contents = value
-        else:
-            outside[name] = value
+        cells[name].cell_contents = value
 
-    names = (*cells, *(name for name in _named_in(code) if name in outside))
-    return ReachedVariables(function, names, read, write)
+    return ReachedVariables(
+        function.__closure__, cells, lambda name: cells[name].cell_contents, write
+    )
+
+
+def globals_of(function: types.FunctionType) -> ReachedVariables:
+    """Return the global variables that a function's code names."""
+    outside = function.__globals__
+    names = (name for name in _named_in(function.__code__) if name in outside)
+    return ReachedVariables(function, names, outside.get, outside.__setitem__)
 
 
 def attributes_of(owner: Any, names: Iterable[str]) -> ReachedVariables:
