@@ -20,9 +20,8 @@ from dataclasses import dataclass
 
 from autoprec.core.ratio import Ratio
 from autoprec.core.speed.noise import is_faster, paired_ratio
-from autoprec.core.speed.rounds import level_turns, rounds_are_enough, turns_are_enough
+from autoprec.core.speed.rounds import level_turns, rounds_are_enough, turns_are_enough, turns_worth
 from autoprec.tuning.options import Options
-from autoprec.tuning.race.interleaved_timing import turns_worth
 
 #: Deviations of the ratio of two recipes: between processes, and between the turns of a process.
 NOISES = ((0.01, 0.03), (0.025, 0.05), (0.04, 0.10), (0.08, 0.13))

@@ -133,6 +133,17 @@ def most_rounds(rounds: int) -> int:
 # The turns of a round ----------------------------------------------------------------------------
 
 
+def turns_worth(process_seconds: float, turn_seconds: float) -> int:
+    """Return how many turns in a process tell most for their seconds.
+
+    That is the square root of what the process takes over what a turn takes, times how much more
+    turns differ than processes (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
+    2013).
+    """
+    worth = SPEED.turns_over_processes * math.sqrt(process_seconds / turn_seconds)
+    return max(1, min(SPEED.most_turns, round(worth)))
+
+
 def level_turns(turns: Sequence[Sequence[float]]) -> tuple[list[float], float]:
     """Return every recipe's log step time of a round, and how far its turns are off: a deviation.
 

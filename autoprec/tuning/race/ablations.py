@@ -28,12 +28,9 @@ from autoprec.core.speed.attribution import (
 )
 from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.speed.rounds import turns_worth
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.race.interleaved_timing import (
-    fit_in_memory_together,
-    shares_worker,
-    turns_worth,
-)
+from autoprec.tuning.race.interleaved_timing import fit_in_memory_together, shares_worker
 from autoprec.tuning.race.sessions import LONGEST_WARM_STEP_SECONDS
 from autoprec.tuning.stage_results import SearchResult
 

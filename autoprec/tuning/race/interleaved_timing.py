@@ -23,7 +23,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.rounds import level_turns, turns_are_enough
+from autoprec.core.speed.rounds import level_turns, turns_are_enough, turns_worth
 from autoprec.core.speed.selection import Finalist, finalist_of
 from autoprec.core.statistics import median
 from autoprec.tuning.events import Listener, Round
@@ -57,17 +57,6 @@ def shares_worker(job: TuningJob, recipe: Recipe, framework: str) -> bool:
     if not registry.capabilities(framework).sessions_interfere:
         return True
     return not recipe.compile and (recipe.keeps_memory or not job.on_cpu)
-
-
-def turns_worth(process_seconds: float, turn_seconds: float) -> int:
-    """Return how many turns in a process tell most for their seconds.
-
-    That is the square root of what the process takes over what a turn takes, times how much more
-    turns differ than processes (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
-    2013).
-    """
-    worth = SPEED.turns_over_processes * math.sqrt(process_seconds / turn_seconds)
-    return max(1, min(SPEED.most_turns, round(worth)))
 
 
 class InterleavedTiming:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed import rounds
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.race import interleaved_timing, sessions
 from tests.tuning.fake_timing import JOB, FakeTiming
@@ -187,7 +188,7 @@ def measured_in_a_round(
     Told.seconds = seconds
     monkeypatch.setattr(sessions, "LONGEST_WARM_STEP_SECONDS", 0.0)
     made, _ = contest(Workers(Told), [FAST, LARGE], new_processes=True)
-    monkeypatch.setattr(interleaved_timing, "round", lambda number: 4, raising=False)
+    monkeypatch.setattr(rounds, "round", lambda number: 4, raising=False)
     with made:
         made.run(1)
     return [measured[0].step_seconds for measured in made.measured]
