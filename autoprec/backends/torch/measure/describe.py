@@ -212,11 +212,15 @@ def _watched(run: Callable[[], None], model: nn.Module) -> tuple[int, bool]:
 def _slow_operator(
     task: Task, model: nn.Module, batch: Any, seed: int, device: str, step_seconds: float
 ) -> tuple[str, float]:
-    """Time a step's operators; name the slowest and its share of the step, if it explains that."""
+    """Time a step's operators; name the slowest and its share of the step, if it explains that.
+
+    Where the operators took longer than the step did, something disturbed them all.
+    """
     timed, _ = try_to_measure(
         lambda: slowest_operator(task, model, batch, seed, lambda: _synchronize(device))
     )
-    return _named_operator(*(timed or ("", 0.0)), step_seconds)
+    name, own, of_all = timed or ("", 0.0, 0.0)
+    return _named_operator(name, own, max(step_seconds, of_all))
 
 
 def _named_operator(name: str, operator_seconds: float, step_seconds: float) -> tuple[str, float]:

@@ -100,8 +100,8 @@ class _OperatorTimes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def slowest_operator(
     task: Task, model: nn.Module, batch: Any, seed: int, wait: Callable[[], None]
-) -> tuple[str, float]:
-    """Return the operator that takes most of a forward and backward pass, and its seconds.
+) -> tuple[str, float, float]:
+    """Return the operator that takes most of a forward and backward pass, its seconds, and all's.
 
     What else the machine does can only add to a pass, so the least of several counts, unless one
     alone takes long enough to tell.
@@ -114,7 +114,8 @@ def slowest_operator(
         least = {name: min(own, least.get(name, own)) for name, own in timing.seconds.items()}
         if sum(timing.seconds.values()) > _LONG_PASS_SECONDS:
             break
-    return max(least.items(), key=lambda item: item[1], default=("", 0.0))
+    name, own = max(least.items(), key=lambda item: item[1], default=("", 0.0))
+    return name, own, sum(least.values())
 
 
 def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
