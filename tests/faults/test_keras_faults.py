@@ -58,6 +58,7 @@ def grows(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow  # TensorFlow waits ten seconds for memory that others might free
 def test_a_batch_that_cannot_fit_is_out_of_memory(grows: Path, start: Any) -> None:
     worker = start(grows, memory_bytes=BUDGET)
     worker.load()

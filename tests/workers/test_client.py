@@ -38,7 +38,7 @@ def test_progress_is_told(simulated, start) -> None:
         "measure",
         recipe=Recipe(),
         seed=0,
-        budget=TimingBudget(min_steps=20, precision=0.0),
+        budget=TimingBudget(seconds=0.2, min_steps=20, precision=0.0),
         on_progress=lambda phase, step: seen.append((phase, step)),
     )
     assert [phase for phase, _ in seen][:3] == ["load", "build", "build"]

@@ -95,7 +95,7 @@ class ToySession:
         seconds = []
         for _ in range(count):
             self._trainee.train_step(iter(self._batches))
-            seconds.append(self.model.wait_for_device(self._recipe.effective_batch))
+            seconds.append(self.model.device_seconds(self._recipe.effective_batch))
         return seconds
 
     def time_steps(self, budget: TimingBudget) -> Measurement:

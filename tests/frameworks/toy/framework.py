@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,11 +52,9 @@ class Linear:
     def step(self, gradient: Gradient, rate: float = 0.05) -> None:
         self.values = [v - rate * g for v, g in zip(self.values, gradient.values, strict=True)]
 
-    def wait_for_device(self, samples: int) -> float:
-        """Wait; return the seconds that it takes, which a busy machine does not lengthen."""
-        seconds = samples * SECONDS_PER_SAMPLE * (1.0 if self.dtype == "float32" else 0.5)
-        time.sleep(seconds)
-        return seconds
+    def device_seconds(self, samples: int) -> float:
+        """Return the seconds that a step takes on its device, and waits for none."""
+        return samples * SECONDS_PER_SAMPLE * (1.0 if self.dtype == "float32" else 0.5)
 
     def _round(self, value: float) -> float:
         if self.dtype == "float32":

@@ -12,7 +12,7 @@ from autoprec.backends.keras.train.data import batches
 from autoprec.backends.protocol import Task
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
-from tests.backends.keras.keras_models import data, softmax_net
+from tests.backends.keras.keras_models import data, eagerly, softmax_net
 
 QUICK = TimingBudget(seconds=0.1, min_steps=2, max_steps=3)
 
@@ -131,7 +131,7 @@ def buckets(batch_size):
     ],
 )
 def test_a_loader_serves_sessions_and_proofs_one_after_another(build_data):
-    task = Task(name="task.py", build_model=softmax_net, build_data=build_data)
+    task = Task("task.py", build_model=lambda: eagerly(softmax_net()), build_data=build_data)
     backend = KerasBackend()
     for policy in ("float32", "mixed_bfloat16"):
         recipe = Recipe(policy, batch_size=8)
