@@ -123,9 +123,9 @@ def settings_of(where, **more):
     ("where", "told"),
     [
         ("buffer", "its buffer held['sum'] changes"),
-        ("count", "its buffer held['count'] changes"),
+        pytest.param("count", "its buffer held['count'] changes", marks=pytest.mark.slow),
         ("outputs", "its evaluation is"),
-        ("loss", "its evaluation is 5"),
+        pytest.param("loss", "its evaluation is 5", marks=pytest.mark.slow),
     ],
 )
 def test_buffers_and_evaluation_are_compared_with_the_unset_models(where, told):
@@ -140,7 +140,7 @@ def metric(model):
     return float(np.mean(np.square(model.predict(x, verbose=0)))) * (1.0 + model.differs("metric"))
 
 
-@pytest.mark.parametrize("where", ["", "raises", "metric"])
+@pytest.mark.parametrize("where", [pytest.param("", marks=pytest.mark.slow), "raises", "metric"])
 def test_evaluation_is_compared_as_far_as_it_goes(where):
     settings = settings_of(where, evaluate=metric)
     assert settings.accepted == (where != "metric")

@@ -123,7 +123,7 @@ def buckets(batch_size):
         threads,
         processes,
         one_for_all,
-        processes_for_all,
+        pytest.param(processes_for_all, marks=pytest.mark.slow),
         prefetched,
         from_generator,
         iterator_for_all,

@@ -83,7 +83,7 @@ def task_of(build):
     [
         (Stack, {"mixing", "mixing_1", "mixing_2"}),
         (functional, {"mixing"}),
-        (scattering, {"scatter"}),
+        pytest.param(scattering, {"scatter"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_layers_that_raise_are_kept_in_float32_and_no_others(build, expected):

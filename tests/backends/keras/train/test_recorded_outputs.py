@@ -110,7 +110,7 @@ def real(batch_size):
     ("model", "given", "recipe"),
     [
         (structured, lambda _: data(64), SPLIT),
-        (structured, lambda _: data(64), COMPILED),
+        pytest.param(structured, lambda _: data(64), COMPILED, marks=pytest.mark.slow),
         (gan, real, SPLIT),
         pytest.param(gan, real, COMPILED, marks=pytest.mark.release),  # 10 s of XLA
     ],
