@@ -367,4 +367,4 @@ def _may_keep_state(value: Any) -> bool:
         return value.__closure__ is not None and not is_library(value.__code__.co_filename)
     kind = type(value)
     own = kind_of(kind) is Kind.OBJECT and _is_peoples_own(kind)
-    return own and callable(value) and hasattr(value, "__weakref__")
+    return own and callable(value) and bool(kind.__weakrefoffset__)

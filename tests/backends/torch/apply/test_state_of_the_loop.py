@@ -69,6 +69,22 @@ def test_a_skipped_step_leaves_nothing_infinite_in_what_the_loop_calls(
     assert Loop(make).train(at).isfinite()
 
 
+class Closed:
+    """Can be called, but neither asked for what it does not have nor referred to weakly."""
+
+    __slots__ = ("unset",)
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_objects_that_can_only_be_called_are_left_alone() -> None:
+    assert Loop(Closed).train(1).isfinite()
+
+
 def trained_with_a_mean_of_its_own(at: int, *, only_after_updates: bool) -> int:
     """Train by a loop that keeps a mean in a variable, and a number in a dict; count its skips."""
     torch.manual_seed(0)
