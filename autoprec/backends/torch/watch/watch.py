@@ -205,6 +205,7 @@ class Watch:
             mine = bool(step.problem), self._log.repeats(step), check.undecided, step.is_certain
             found = self._of_all_ranks(mine)
             failed, repeats, undecided, certain = map(any, zip(*found, strict=True))
+            expected = min(self._of_all_ranks(self._log.fault_expected(step)))
             acts = self._log.is_acted_on(
                 step,
                 call.size,
@@ -212,6 +213,7 @@ class Watch:
                 repeats=repeats,
                 undecided=undecided,
                 certain=certain,
+                expected=expected,
             )
             if acts and not lost:
                 modules = check.mending(
