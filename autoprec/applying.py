@@ -89,8 +89,8 @@ def apply_profile(
     and the process is undone by the result's `restore()`, or at the end of a `with` block (kept
     memory, and threads that TensorFlow was given, are not).
 
-    Under a 16-bit policy the training is checked while it goes on: at updates 1, 100, 200, 400,
-    800 and so on, at most `watch_every` apart, one micro-batch is computed once more in float32.
+    Under a 16-bit policy the training is checked while it goes on: at updates 1, 50, 100, 200,
+    400 and so on, at most `watch_every` apart, one micro-batch is computed once more in float32.
     If two checks in a row are not what float32 computes, or one beyond all that noise does,
     `watch="warn"` names the modules, "float32" keeps them so from the next update on, and "raise"
     raises `AutoprecError`;

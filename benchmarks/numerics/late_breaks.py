@@ -30,7 +30,7 @@ from typing import Any
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import percent
 from autoprec.core.numerics.tolerance import finite_or_none
-from autoprec.core.numerics.watching import WatchedStep
+from autoprec.core.numerics.watching import FIRST_DOUBLED, WatchedStep
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.watch_settings import EVERY
 from benchmarks.numerics.zoo_tables import share
@@ -38,7 +38,7 @@ from benchmarks.provenance import machine
 
 BATCH = INPUTS = 8
 UPDATES, LAST = 1000, 100
-NOISE, NOISE_DRAWS = 2.0**-9, 3
+NOISE, NOISE_DRAWS = 2.0**-9, 8
 NOISE_FACTOR, LEAST = 3.0, 0.02
 
 FLOAT32 = Recipe(batch_size=BATCH)
@@ -196,7 +196,7 @@ def main() -> int:
                 print(json.dumps(each), file=sys.stderr, flush=True)
     print("\n".join(table(rows)))
     if arguments.output:
-        head = {**machine("cpu"), "updates": UPDATES, "every": EVERY}
+        head = {**machine("cpu"), "updates": UPDATES, "every": EVERY, "doubled": FIRST_DOUBLED}
         arguments.output.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
     return 0
 

@@ -159,8 +159,9 @@ def late_breaks(path: Path) -> Iterator[str]:
     """What breaks late, when checks during training told it, and what they rescued."""
     found = json.loads(path.read_text())
     yield (
-        f"{where(found)}: {found['updates']} updates each, checked at the first, the 100th and "
-        "twice that again and again. Rescued is what ends no further above float32 than three "
+        f"{where(found)}: {found['updates']} updates each, checked at the first, the "
+        f"{found.get('doubled', 100)}th and twice that again and again, and where there is doubt. "
+        "Rescued is what ends no further above float32 than three "
         "times as far as small noise on the first weights takes it, or than 2 %. What was lost "
         "before the alarm no mend brings back: it shows in where plain float32 ends that begins "
         "with the weights and the optimizer's state at the alarm."

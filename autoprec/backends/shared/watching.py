@@ -17,6 +17,8 @@ from autoprec.core.numerics.watching import (
     FAILED_IN_A_ROW,
     WAITED_FOR,
     WatchedStep,
+    confirm_after,
+    fault_expected,
     named,
     next_check,
 )
@@ -68,7 +70,7 @@ class CheckLog:
         self._policy, self._action, self._every = policy, action, every
         self.steps: list[WatchedStep] = []
         self.due, self.mended = 1, False
-        self._failed = self._failed_size = 0
+        self._failed = self._failed_size = self._wait = 0
         self._fault_before: WatchedStep | None = None
         self._first_loss = 0.0
         self._told: set[tuple[str, ...]] = set()
@@ -119,6 +121,14 @@ class CheckLog:
         """Return whether a check's fault may be that of the check before."""
         return step.repeats(self._fault_before)
 
+    def fault_expected(self, step: WatchedStep) -> float:
+        """Return the update at which a check will fail if outputs go on as they did.
+
+        Those of checks before something was mended tell nothing of what comes after.
+        """
+        acted = [index for index, each in enumerate(self.steps) if each.action]
+        return fault_expected(step, self.steps[acted[-1] + 1 if acted else 0 :])
+
     def is_acted_on(
         self,
         step: WatchedStep,
@@ -128,17 +138,18 @@ class CheckLog:
         repeats: bool,
         undecided: bool,
         certain: bool,
+        expected: float,
     ) -> bool:
         """Plan the next check; note this one unless it is to be given to `act`.
 
         That is the second fault in a row, or one that is `certain`. After a fault, and where a
-        check is `undecided`, the next one comes soon. `size` is the batch's elements; whether a
-        check `failed`, `repeats` the fault before, and so on, is what any rank found.
+        check is `undecided`, the next one comes soon, and none comes later than a fault is
+        `expected`. `size` is the batch's elements; whether a check `failed`, `repeats` the fault
+        before, and so on, is what any rank found.
         """
-        soon = min(CONFIRM_AFTER, self._every)
-        self.due = next_check(step.updates, self._every)
-        if failed or undecided:
-            self.due = step.updates + soon
+        self._plan(step.updates, failed=failed, undecided=undecided)
+        soonest = step.updates + confirm_after(step.updates, self._every)
+        self.due = int(min(self.due, max(soonest, expected)))
         if failed:
             self._failed = (self._failed if repeats else 0) + 1
             self._failed_size, self._fault_before = size, step
@@ -147,9 +158,27 @@ class CheckLog:
         if self._failed < FAILED_IN_A_ROW and not certain:
             self._note(step)
             return False
-        self._failed = self._failed_size = 0
+        self._failed = self._failed_size = self._wait = 0
         self._fault_before = None
         return True
+
+    def _plan(self, updates: int, *, failed: bool, undecided: bool) -> None:
+        """Set when the next check is due, after one of the update `updates`.
+
+        Since a fault the updates to the next one double with every check that passes, until one is
+        due anyway: rounding that grows is at first no fault in every batch.
+        """
+        self.due = next_check(updates, self._every)
+        if failed:
+            soon = confirm_after(updates, self._every)
+            self._wait, self.due = self._wait or soon, updates + soon
+        elif undecided:
+            self.due = updates + min(CONFIRM_AFTER, self._every)
+        elif self._wait and updates + 2 * self._wait < self.due:
+            self._wait *= 2
+            self.due = updates + self._wait
+        else:
+            self._wait = 0
 
     def act(
         self,
@@ -173,6 +202,7 @@ class CheckLog:
             self._warn(f"{self._fault(step)}. From the next update on {done} is kept in float32")
             return
         action = "warn" if self._action == "float32" else self._action
+        self.due = next_check(step.updates, self._every)
         self.steps.append(replace(step, modules=modules, action=action))
         if modules in self._told:
             return

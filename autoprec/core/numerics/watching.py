@@ -25,11 +25,15 @@ from autoprec.core.numerics.single_step import (
 )
 from autoprec.core.numerics.tolerance import Tolerance, chance, finite_or_none
 
-FIRST_DOUBLED = 100
+FIRST_DOUBLED = 50
 """After the first update checks are due at this one, then at twice it, and so on."""
 
 CONFIRM_AFTER = 10
-"""Updates between a check that fails and the next one."""
+"""Updates between a check that fails and the next one; fewer from `FIRST_DOUBLED` on, as what grows
+may do so within a few."""
+
+CONFIRM_SHARE = 1 / 25
+"""There it is this share of the updates so far, if that is less."""
 
 WAITED_FOR = 100
 """Updates that a check after a failed one waits for a batch that is as large."""
@@ -203,7 +207,7 @@ MOST_NOISE = Difference(outputs=1.0, loss=0.25, gradient=1.0)
 def next_check(updates: int, every: int) -> int:
     """Return the number of the next update that is checked, after `updates` of them.
 
-    Those are 1, 100, 200, 400, 800, ... until that would be more than `every` updates, which from
+    Those are 1, 50, 100, 200, 400, ... until that would be more than `every` updates, which from
     then on are between two.
     """
     if updates < 1:
@@ -213,6 +217,27 @@ def next_check(updates: int, every: int) -> int:
         doubled *= 2
     longest = doubled // 2 if doubled > FIRST_DOUBLED else FIRST_DOUBLED - 1
     return doubled if longest <= every else updates + every
+
+
+def confirm_after(updates: int, every: int) -> int:
+    """Return how many updates after a fault at one of these numbers the next check is due."""
+    early = int(CONFIRM_SHARE * updates) if updates >= FIRST_DOUBLED else CONFIRM_AFTER
+    return min(CONFIRM_AFTER, early, every)
+
+
+def fault_expected(step: WatchedStep, earlier: Iterable[WatchedStep]) -> float:
+    """Return the update at which outputs will be too far away if they go on growing as they did.
+
+    That is by the same factor an update as since the `earlier` check that was furthest away.
+    Infinity if that was no nearer than `step`, or if noise excuses more than what is allowed.
+    """
+    known = [each for each in earlier if each.outputs and each.updates < step.updates]
+    before = max(known, key=lambda each: each.outputs or 0.0, default=step)
+    least, now = before.outputs or 0.0, step.outputs or 0.0
+    if not 0.0 < least < now < ALLOWED_OF_OUTPUTS:
+        return math.inf
+    octaves = math.log2(now / least) / (step.updates - before.updates)
+    return step.updates + math.log2(ALLOWED_OF_OUTPUTS / now) / octaves
 
 
 def judge(

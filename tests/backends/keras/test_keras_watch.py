@@ -105,7 +105,7 @@ def test_a_late_break_is_told_and_mended(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_batch_that_overflows_now_and_then_is_looked_for() -> None:
-    """Checks are due at the first and the hundredth update, neither of which has a long batch."""
+    """Checks are due at updates 1, 50, 100 and 200, none of which has a long batch."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         precision, _ = trained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -22,7 +23,13 @@ def log(action: Any = "warn", every: int = 50) -> CheckLog:
 def failed(checks: CheckLog, update: int, size: int = 8, *, certain: bool = False) -> bool:
     step = WatchedStep(update, 8, 8, problem=FAULT)
     return checks.is_acted_on(
-        step, size, failed=True, repeats=True, undecided=False, certain=certain
+        step,
+        size,
+        failed=True,
+        repeats=True,
+        undecided=False,
+        certain=certain,
+        expected=math.inf,
     )
 
 
@@ -30,10 +37,18 @@ def nothing_kept(paths: tuple[str, ...]) -> None:
     pytest.fail(f"{paths} were kept in float32")
 
 
-def passed(checks: CheckLog, update: int, *, undecided: bool = False) -> bool:
-    step = WatchedStep(update, 8, 8)
+def passed(
+    checks: CheckLog, update: int, *, undecided: bool = False, outputs: float | None = None
+) -> bool:
+    step = WatchedStep(update, 8, 8, outputs=outputs)
     return checks.is_acted_on(
-        step, 8, failed=False, repeats=False, undecided=undecided, certain=False
+        step,
+        8,
+        failed=False,
+        repeats=False,
+        undecided=undecided,
+        certain=False,
+        expected=checks.fault_expected(step),
     )
 
 
@@ -66,7 +81,13 @@ def test_losses_off_to_both_sides_are_no_fault_that_lasts() -> None:
         step = WatchedStep(update, 8, 8, loss=loss, problem="its loss is away from float32's")
         again = checks.repeats(step)
         return checks.is_acted_on(
-            step, 8, failed=True, repeats=again, undecided=False, certain=False
+            step,
+            8,
+            failed=True,
+            repeats=again,
+            undecided=False,
+            certain=False,
+            expected=math.inf,
         )
 
     acted = [loss_off(1 + 10 * i, loss) for i, loss in enumerate((0.024, -0.02, 0.03, 0.03))]
@@ -77,11 +98,83 @@ def test_losses_off_to_both_sides_are_no_fault_that_lasts() -> None:
 
 def test_a_check_follows_soon_where_one_failed_or_is_undecided() -> None:
     checks = log()
-    for update, check in ((1, failed), (101, passed)):
+    for update, check in ((301, passed), (351, failed)):
         check(checks, update)
         assert checks.due == update + (CONFIRM_AFTER if check is failed else 50)
-    passed(checks, 151, undecided=True)
-    assert checks.due == 151 + CONFIRM_AFTER
+    passed(checks, 361, undecided=True)
+    assert checks.due == 361 + CONFIRM_AFTER
+
+
+def test_after_a_fault_that_is_not_repeated_checks_go_back_to_their_pace_step_by_step() -> None:
+    checks, made = log(every=2000), [1]
+    passed(checks, 1)
+    while checks.due < 1000:
+        made.append(checks.due)
+        (failed if checks.due in (50, 400) else passed)(checks, checks.due)
+    assert made == [1, 50, 52, 56, 64, 80, 100, 200, 400, 410, 430, 470, 550, 710, 800]
+
+
+def test_faults_that_are_never_repeated_do_not_multiply_the_checks() -> None:
+    """Each is looked at again soon, and no other check comes because of it."""
+    checks, made, last = log(every=2000), 0, 0
+    while checks.due <= 10_000:
+        fails = made % 2 == 0
+        step = WatchedStep(checks.due, 8, 8, problem=FAULT if fails else "")
+        last, made = checks.due, made + 1
+        checks.is_acted_on(
+            step,
+            8,
+            failed=fails,
+            repeats=False,
+            undecided=False,
+            certain=False,
+            expected=math.inf,
+        )
+        assert checks.due > last
+    assert made < 150
+
+
+def test_the_next_check_comes_no_later_than_outputs_will_be_too_far_away() -> None:
+    """From a hundredth to a tenth in 50 updates: another factor of 2.5 takes 20."""
+    checks = log(every=2000)
+    passed(checks, 50, outputs=0.01)
+    passed(checks, 100, outputs=0.1)
+    assert checks.due == 119
+    passed(checks, 119, outputs=0.09)
+    assert checks.due == 200
+
+
+def test_what_grew_before_a_mend_tells_nothing_of_what_comes_after() -> None:
+    checks = log("float32", every=2000)
+    passed(checks, 50, outputs=0.001)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AutoprecWarning)
+        checks.act(WatchedStep(52, 8, 8, problem=FAULT), ("a",), lambda paths: None, lost=False)
+    passed(checks, 54, outputs=0.1)
+    assert checks.due == 100
+
+
+def test_what_is_undecided_ends_no_doubt() -> None:
+    checks = log(every=2000)
+    failed(checks, 400)
+    passed(checks, 410)
+    assert checks.due == 430
+    passed(checks, 430, undecided=True)
+    assert checks.due == 440
+    passed(checks, 440)
+    assert checks.due == 480
+
+
+def test_a_fault_that_lasts_is_not_checked_all_the_time_once_it_was_told() -> None:
+    checks, made = log(every=2000), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AutoprecWarning)
+        while checks.due <= 10_000:
+            made += 1
+            step = WatchedStep(checks.due, 8, 8, problem=FAULT)
+            if failed(checks, step.updates):
+                checks.act(step, (), nothing_kept, lost=False)
+    assert made == 2 * 11
 
 
 def test_after_a_fault_a_batch_as_large_is_waited_for_but_not_forever() -> None:
@@ -155,7 +248,15 @@ def test_the_first_check_that_could_not_be_made_is_warned_of_and_no_other() -> N
         part = WatchedStep(51, 2, 8, not_checked="of 8 samples 2 fit in memory")
         nothing = WatchedStep(101, 0, 8, not_checked="no memory")
         for step in (part, nothing):
-            checks.is_acted_on(step, 8, failed=False, repeats=False, undecided=False, certain=False)
+            checks.is_acted_on(
+                step,
+                8,
+                failed=False,
+                repeats=False,
+                undecided=False,
+                certain=False,
+                expected=math.inf,
+            )
         checks.leave_out(151, "no call")
     (warning,) = said
     assert warning.category is AutoprecWarning
@@ -179,6 +280,6 @@ def test_checks_are_saved_and_go_on() -> None:
     checks.note_loss(8.0)
     passed(checks, 1)
     other = log()
-    other.load_state_dict(checks.state_dict(), 30)
-    assert (other.steps, other.floor, other.due) == (checks.steps, checks.floor, 80)
+    other.load_state_dict(checks.state_dict(), 130)
+    assert (other.steps, other.floor, other.due) == (checks.steps, checks.floor, 180)
     assert checks.floor == pytest.approx(0.12)

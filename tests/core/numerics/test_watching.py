@@ -16,6 +16,8 @@ from autoprec.core.numerics.watching import (
     StepJudge,
     WatchedStep,
     compared_gradients,
+    confirm_after,
+    fault_expected,
     judge,
     named,
     next_check,
@@ -38,11 +40,13 @@ def due(every: int, until: int) -> list[int]:
 
 
 def test_checks_double_and_then_come_at_most_so_far_apart() -> None:
-    assert due(2000, 10_000) == [1, 100, 200, 400, 800, 1600, 3200, 5200, 7200, 9200]
-    assert due(50, 200) == [1, 51, 101, 151]
-    assert due(70, 220) == [1, 71, 141, 211]
-    assert due(98, 300) == [1, 99, 197, 295]
-    assert due(100, 400) == [1, 100, 200, 300, 400]
+    assert due(2000, 10_000) == [1, 50, 100, 200, 400, 800, 1600, 3200, 5200, 7200, 9200]
+    assert due(40, 160) == [1, 41, 81, 121]
+    assert due(49, 150) == [1, 50, 99, 148]
+    assert due(50, 200) == [1, 50, 100, 150, 200]
+    assert due(70, 220) == [1, 50, 100, 170]
+    assert due(98, 300) == [1, 50, 100, 198, 296]
+    assert due(100, 400) == [1, 50, 100, 200, 300, 400]
 
 
 @pytest.mark.parametrize("every", [1, 7, 100, 2000])
@@ -277,3 +281,19 @@ def test_false_watches_nothing() -> None:
 def test_other_settings_are_refused(watch: object, every: object, said: str) -> None:
     with pytest.raises(UsageError, match=said.replace("(", r"\(")):
         check_settings(watch, every)
+
+
+def test_outputs_that_grow_are_expected_to_go_on() -> None:
+    def step(updates: int, outputs: float | None) -> WatchedStep:
+        return WatchedStep(updates, 8, 8, outputs=outputs)
+
+    before = [step(1, None), step(20, 0.02), step(40, 0.01)]
+    assert fault_expected(step(60, 0.08), before) == pytest.approx(60 + 20 * math.log2(0.25 / 0.08))
+    for nothing in (0.02, 0.001, 0.25, None):
+        assert fault_expected(step(60, nothing), before) == math.inf
+    assert fault_expected(step(60, 0.08), []) == math.inf
+
+
+def test_a_fault_is_looked_at_again_soon_and_sooner_in_the_first_updates() -> None:
+    assert [confirm_after(n, 2000) for n in (1, 49, 50, 100, 250, 9000)] == [10, 10, 2, 4, 10, 10]
+    assert confirm_after(9000, 3) == 3

@@ -120,6 +120,7 @@ class Watch:
             repeats=self._log.repeats(step),
             undecided=check.undecided,
             certain=step.is_certain,
+            expected=self._log.fault_expected(step),
         ):
             applied = vars(model)[RECIPE_ATTRIBUTE]
 

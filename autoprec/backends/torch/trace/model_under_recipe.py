@@ -34,6 +34,8 @@ from autoprec.backends.torch.train.model_state import (
     add_noise,
     buffer_values,
     gradients,
+    in_formats,
+    low_held,
     restore_snapshot,
     scale_buffers,
     size_in_bytes,
@@ -100,6 +102,7 @@ class TorchTrainee:
     communication: Communication | None = None
     random: RandomNumbers = field(default_factory=RandomNumbers)
     _autocasts: set[str] = field(default_factory=set)
+    _low_held: dict[str, torch.dtype] = field(default_factory=dict)
 
     def _drawn_alike(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of a step: its random numbers are those of all other runs."""
@@ -129,8 +132,13 @@ class TorchTrainee:
         return take_snapshot(self.model, around(self.task))
 
     def put_back(self, state: Snapshot) -> None:
-        """Load a copied state."""
-        restore_snapshot(self.model, state, around(self.task))
+        """Load a copied state, rounded where this model's own steps keep theirs in 16 bits.
+
+        A float32 run's average would lend it digits that it never has when it trains.
+        """
+        others = around(self.task)
+        self._low_held |= low_held(self.model, others)
+        restore_snapshot(self.model, in_formats(state, self._low_held), others)
 
     def state_bytes(self) -> int:
         """Return the size of a copied state."""

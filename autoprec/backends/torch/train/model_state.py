@@ -19,6 +19,7 @@ from autoprec.backends.shared.trace_framework import NOISE
 from autoprec.backends.torch.apply.held_state import Root
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import part_like, reshard, whole
+from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.train.held_snapshot import (
     Held,
     holders_of,
@@ -114,12 +115,29 @@ def _vector(tensor: torch.Tensor) -> torch.Tensor:
 
 def scale_buffers(snapshot: Snapshot, names: Collection[str], factor: float) -> Snapshot:
     """Return the snapshot with these buffers multiplied by a factor."""
-    scaled = {id(snapshot[name]): snapshot[name] * factor for name in names}
+    return _with(snapshot, {name: snapshot[name] * factor for name in names})
+
+
+def low_held(model: nn.Module, others: Sequence[Root] = ()) -> dict[str, torch.dtype]:
+    """Return the formats of what is kept in 16 bits outside of parameters and buffers, by name."""
+    held = tensors_in_held(holders_of(unwrap(model), others))
+    return {name: tensor.dtype for name, tensor in held if tensor.dtype in LOW_DTYPES}
+
+
+def in_formats(snapshot: Snapshot, formats: Mapping[str, torch.dtype]) -> Snapshot:
+    """Return the snapshot with floating-point tensors in these formats, by name."""
+    names = [name for name in formats if name in snapshot and snapshot[name].is_floating_point()]
+    return _with(snapshot, {name: snapshot[name].to(formats[name]) for name in names})
+
+
+def _with(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
+    """Return the snapshot with other tensors, wherever it holds those of their names."""
+    changed = {id(snapshot[name]): tensor for name, tensor in tensors.items()}
     held = {
-        name: map_state(lambda tensor: scaled.get(id(tensor), tensor), state)
+        name: map_state(lambda tensor: changed.get(id(tensor), tensor), state)
         for name, state in snapshot.held.items()
     }
-    return Snapshot({name: scaled.get(id(t), t) for name, t in snapshot.items()}, held)
+    return Snapshot({name: changed.get(id(t), t) for name, t in snapshot.items()}, held)
 
 
 @torch.no_grad()

@@ -203,8 +203,9 @@ class Watch:
             )
             step = check.made(WatchedStep(self.updates + 1, batch=call.batch))
             mine = bool(step.problem), self._log.repeats(step), check.undecided, step.is_certain
-            found = self._of_all_ranks(mine)
-            failed, repeats, undecided, certain = map(any, zip(*found, strict=True))
+            found = self._of_all_ranks((mine, self._log.fault_expected(step)))
+            flags, expected = zip(*found, strict=True)
+            failed, repeats, undecided, certain = map(any, zip(*flags, strict=True))
             acts = self._log.is_acted_on(
                 step,
                 call.size,
@@ -212,6 +213,7 @@ class Watch:
                 repeats=repeats,
                 undecided=undecided,
                 certain=certain,
+                expected=min(expected),
             )
             if acts and not lost:
                 modules = check.mending(

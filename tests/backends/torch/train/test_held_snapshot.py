@@ -142,6 +142,30 @@ def test_sums_in_an_attribute_and_averages_of_a_loss_are_compared() -> None:
     assert {each.name for each in found[-1].buffers if each.rounded} == {"sums"}
 
 
+class Averaged(nn.Module):
+    """Keeps an average that begins as its first outputs come, in the precision they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(6, 16), nn.Linear(16, 1)
+        self.mean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(x)
+        mean = h.detach().mean(0)
+        self.mean = mean if self.mean is None else 0.99 * self.mean + 0.01 * mean
+        found: Tensor = self.head(h - self.mean).flatten()
+        return found
+
+
+def test_an_average_that_the_model_keeps_in_16_bits_is_compared_in_them() -> None:
+    """Float32's own in its place would lend it digits, and hide that it loses what is added."""
+    trace = tracer(build_model=Averaged)
+    trace.reference(batch_size=8, steps=3, checkpoints=(0, 1, 2))
+    last = trace.compare_steps(recipe=BFLOAT16)[-1]
+    assert [(each.name, each.stalls) for each in last.buffers] == [("mean", True)]
+
+
 @pytest.mark.parametrize("loss", [scaled_loss, LOSS, partial(scaled_loss)])
 def test_all_runs_start_with_the_same_state_of_the_loss(loss: Any) -> None:
     LOSS.average.fill_(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -89,18 +90,22 @@ def test_weights_are_those_of_an_unwatched_training(both: Any, engine: str) -> N
         assert all((each.gradient or 0.0) > 0.0 for each in checks) is (engine == "ddp")
 
 
-def test_where_one_rank_is_undecided_all_of_them_check_again_soon(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("undecided", "expected", "due"), [(True, math.inf, 1 + CONFIRM_AFTER), (False, 12.5, 12)]
+)
+def test_where_one_rank_asks_for_a_check_all_of_them_make_it(
+    undecided: bool, expected: float, due: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that plan different checks would wait for each other."""
 
     def of_all_ranks(self: Watch, mine: Any) -> list[Any]:
-        return [mine, (False, False, True, False)] if len(mine) == 4 else [mine]
+        planned = isinstance(mine, tuple) and isinstance(mine[0], tuple)
+        return [mine, ((False, False, undecided, False), expected)] if planned else [mine]
 
     monkeypatch.setattr(Watch, "_of_all_ranks", of_all_ranks)
     torch.manual_seed(0)
     precision, _ = train(Angles(), BFLOAT16, every=50, updates=12)
-    assert [each.updates for each in precision.watched] == [1, 1 + CONFIRM_AFTER]
+    assert [each.updates for each in precision.watched] == [1, due]
 
 
 def test_where_one_ranks_part_of_the_weights_is_lost_no_rank_runs_the_model(
