@@ -13,7 +13,7 @@ from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.race import find_contenders, known_finalist, ranking
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import BATCH
-from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
 from tests.core.speed.machines import BASELINE
 
 
@@ -102,6 +102,21 @@ def test_one_that_was_slower_than_all_others_predict_runs_along():
 
 def finals(*rates: tuple[float, ...]) -> list[Finalist]:
     return [Finalist(Recipe(batch_size=2**n), own) for n, own in enumerate(rates)]
+
+
+def test_of_two_that_may_have_been_slowed_the_more_promising_runs_along():
+    """Two policies as fast as float32; either's largest batch was slowed, and starts in 90 s."""
+    history, slow = [], {("mixed_bfloat16", 128): 0.8, ("mixed_float16", 256): 0.8}
+    for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
+        for batch in (8, 16, 32, 64, 128, 256):
+            factor = slow.get((policy, batch), 1.0)
+            one = ran(batch, factor * 1000 * batch / (batch + 8), setup=90.0 * (factor < 1.0))
+            history.append(replace(one, point={**one.point, "policy": policy}))
+    slowed = possibly_disturbed(history)
+    assert [outcome.point["policy"] for outcome in slowed] == ["mixed_float16", "mixed_bfloat16"]
+    found = find_contenders(history, lambda outcome: True, new_processes=True)
+    assert found[-1] is slowed[0]
+    assert slowed[1] not in found
 
 
 def test_what_raced_compares_with_what_did_not_as_in_the_search():

@@ -228,6 +228,7 @@ def test_a_batch_is_worth_no_more_than_the_loader_feeds():
         {"float32_modules": ("head",)},
         {"alignment": Alignment(8, ("body",))},
         {"accumulation_steps": 2},
+        {"distributed": ROUNDED_REDUCTION},
     ],
 )
 def test_every_setting_that_differs_from_plain_training_counts_once(setting):
