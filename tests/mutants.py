@@ -43,6 +43,7 @@ TESTS_OF = {
     "speed/consistency": ("speed/consistency",),
     "speed/noise": ("speed/noise",),
     "speed/race": ("speed/race",),
+    "speed/rounds": ("speed/rounds", "speed/race_rounds"),
     "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/island_proposals": ("numerics/island_proposals",),
     "numerics/judging": (

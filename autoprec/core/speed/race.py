@@ -118,10 +118,11 @@ def known_finalist(
     if recipe.key() in raced:
         return raced[recipe.key()]
     own = raced.get(winner.key())
-    sizes = (2 * winner.batch_size, winner.batch_size // 2)
-    for size in sizes if own is not None and recipe.batch_size == winner.batch_size else ():
+    if own is None or recipe.batch_size != winner.batch_size:
+        return None
+    for size in (2 * winner.batch_size, winner.batch_size // 2):
         pair = [raced.get(replace(each, batch_size=size).key()) for each in (winner, recipe)]
-        if own is not None and pair[0] is not None and pair[1] is not None:
+        if pair[0] is not None and pair[1] is not None:
             rounds = zip(own.rates, pair[0].rates, pair[1].rates, strict=False)
             return replace(own, recipe=recipe, rates=tuple(a * c / b for a, b, c in rounds))
     return None

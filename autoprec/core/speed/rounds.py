@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import sub
 
 from autoprec.core.ratio import Ratio
 from autoprec.core.speed.assumptions import SPEED
@@ -150,17 +151,18 @@ def level_turns(turns: Sequence[Sequence[float]]) -> tuple[list[float], float]:
     `turns` are the recipes' log step times, turn by turn. What slowed all recipes of a turn alike
     is taken out first (one step of Tukey's median polish, "Exploratory Data Analysis", 1977).
     """
-    medians = [median(own) for own in turns]
-    errors = zip(
-        *([log - m for log in own] for m, own in zip(medians, turns, strict=True)), strict=True
-    )
-    slowed = [median(each) for each in errors]
-    levelled = [[log - s for log, s in zip(own, slowed, strict=True)] for own in turns]
+    slowed = [median(each) for each in zip(*map(_from_median, turns), strict=True)]
+    levelled = [list(map(sub, own, slowed)) for own in turns]
     levels = [median(own) for own in levelled]
-    squares = sum((log - m) ** 2 for m, own in zip(levels, levelled, strict=True) for log in own)
+    squares = sum(error**2 for own in map(_from_median, levelled) for error in own)
     known, assumed = (len(slowed) - 1) * (len(turns) - 1), SPEED.assumed_rounds
     variance = (assumed * SPEED.round_deviation**2 + squares) / (assumed + known)
     return levels, math.sqrt(variance)
+
+
+def _from_median(values: Sequence[float]) -> list[float]:
+    middle = median(values)
+    return [value - middle for value in values]
 
 
 def turns_are_enough(turns: Sequence[Sequence[float]]) -> bool:

@@ -15,6 +15,7 @@ from autoprec.core.numerics.island_proposals import (
     IslandsFound,
     IslandTrial,
     NoIslandsHelp,
+    needed_islands,
     next_islands,
     resolve_patterns,
 )
@@ -53,6 +54,13 @@ def test_two_culprits_of_different_cost_are_found_together():
     both = {"layers.3.norm", "layers.1.linear"}
     found, _ = search(model(), lambda s: both <= s)
     assert set(found.paths) == both
+
+
+def test_a_search_at_once_finds_the_islands_and_none_where_none_help():
+    both = {"layers.3.norm", "layers.1.linear"}
+    assert set(needed_islands(model(), lambda paths: both <= set(paths))) == both
+    assert needed_islands(model(), lambda paths: False) == ()
+    assert needed_islands((), lambda paths: True) == ()
 
 
 def test_cheap_units_are_tried_before_any_matrix_product():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from autoprec.core.speed.assumptions import SPEED
-from autoprec.core.speed.rounds import find_leader, select_contenders
+from autoprec.core.speed.rounds import find_leader, select_contenders, who_runs_on
 
 
 def race(true: Sequence[float], noise: float, turn: float, seed: int) -> tuple[int, list[int]]:
@@ -49,6 +49,35 @@ def test_turns_that_take_long_are_spent_on_less_doubt() -> None:
     rates = [[100.0, 104.0, 97.0], [98.0, 99.0, 100.0]]
     assert select_contenders(rates, 0.25) == (0, 1)
     assert select_contenders(rates, 60.0) == ()
+
+
+def test_nobody_is_out_before_three_rounds_and_a_race_of_one_ends_there():
+    assert who_runs_on([[1.0], [9.0]], 4.0) == (0, 1)
+    assert who_runs_on([[9.0] * (SPEED.min_rounds - 1)], 4.0) == (0,)
+    assert who_runs_on([[9.0] * SPEED.min_rounds], 4.0) == ()
+
+
+def test_a_round_that_takes_longer_is_spent_on_less():
+    rates = [[100.0, 106.0, 95.0], [98.0, 99.0, 101.0]]
+    assert who_runs_on(rates, 1.0) == (0, 1)
+    assert who_runs_on(rates, 60.0) == ()
+
+
+@pytest.mark.parametrize(("recipes", "goes_on", "ends"), [(2, 3.3, 3.4), (3, 3.4, 3.5)])
+def test_equal_recipes_run_on_while_a_turn_takes_no_longer(
+    recipes: int, goes_on: float, ends: float
+) -> None:
+    """Three rounds without noise leave 2.9 % of doubt about two, and 2.2 % about three."""
+    rates = [[100.0] * 3] * recipes
+    assert select_contenders(rates, goes_on) == tuple(range(recipes))
+    assert select_contenders(rates, ends) == ()
+    assert who_runs_on(rates, 2 * goes_on) == tuple(range(recipes))
+    assert who_runs_on(rates, 2 * ends) == ()
+
+
+def test_who_ran_every_round_alone_leads() -> None:
+    assert find_leader([[1.0, 1.0]]) == 0
+    assert find_leader([[9.0], [1.0, 1.0]]) == 1
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.10])

@@ -10,7 +10,13 @@ import pytest
 from autoprec.core.ratio import Ratio
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.core.speed.rounds import level_turns, rounds_are_enough, turns_are_enough
+from autoprec.core.speed.rounds import (
+    level_turns,
+    most_rounds,
+    rounds_are_enough,
+    turns_are_enough,
+    turns_worth,
+)
 
 
 def turns(count: int, noise: float, recipes: int = 4, seed: int = 0) -> list[list[float]]:
@@ -35,6 +41,27 @@ def test_what_slows_all_of_a_turn_counts_neither_as_speed_nor_as_noise() -> None
         [math.log(each) for each in (1, 2, 3, 4)], abs=0.02
     )
     assert 0.01 < deviation < 0.03
+
+
+def test_what_remains_of_a_turn_is_its_noise() -> None:
+    """The second turn was slowed by 1; the third recipe's last turn by 0.5 more than the others."""
+    levels, deviation = level_turns([[0.0, 1.0, 0.0], [5.0, 6.0, 5.0], [2.0, 3.0, 2.5]])
+    assert levels == [0.0, 5.0, 2.0]
+    assert deviation == pytest.approx(math.sqrt((2 * 0.05**2 + 0.5**2) / (2 + 4)))
+
+
+def test_turns_that_a_recipe_did_not_run_are_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        level_turns([[0.0, 1.0], [0.0]])
+
+
+@pytest.mark.parametrize(
+    ("process", "turn", "count"), [(8.0, 0.5, 8), (2.0, 2.0, 2), (0.01, 1.0, 1), (100.0, 1.0, 10)]
+)
+def test_the_dearer_a_process_beside_a_turn_the_more_turns_it_has(
+    process: float, turn: float, count: int
+) -> None:
+    assert turns_worth(process, turn) == count
 
 
 def test_quiet_turns_are_enough_sooner_than_noisy_ones() -> None:
@@ -87,6 +114,14 @@ def test_where_there_is_no_gain_few_find_one(noise: float) -> None:
         pytest.param(Ratio(1.3, 1.25, 1.35, 2), False, False, id="too few"),
         pytest.param(Ratio(1.3, 1.10, 1.50, 6), True, True, id="surely faster, as asked for"),
         pytest.param(Ratio(1.3, 0.90, 1.50, 6), False, False, id="perhaps faster"),
+        pytest.param(Ratio(1.3, 0.98, 1.45, 6), False, False, id="perhaps faster, and narrower"),
+        pytest.param(Ratio(1.3, 1.00, 1.45, 6), False, False, id="perhaps as fast"),
+        pytest.param(Ratio(1.3, 1.10, 1.50, 7), False, False, id="surely faster, asked too late"),
+        pytest.param(Ratio(1.3, 1.25, 1.35, 7), True, True, id="narrow, after more than asked for"),
+        pytest.param(Ratio(1.0, 0.95, 1.01, 3), True, False, id="surely none, though not narrow"),
+        pytest.param(Ratio(1.0, 0.90, 1.02, 3), False, False, id="perhaps just worth it"),
+        pytest.param(Ratio(1.02, 0.95, 1.10, 6), True, True, id="no gain, as asked for"),
+        pytest.param(Ratio(1.03, 0.95, 1.10, 6), False, False, id="perhaps a gain"),
     ],
 )
 def test_when_rounds_are_enough(ratio: Ratio, early: bool, late: bool) -> None:
@@ -98,3 +133,9 @@ def test_what_must_be_taken_and_is_slower_needs_no_more() -> None:
     slower = Ratio(0.8, 0.6, 0.98, 3)
     assert rounds_are_enough(slower, 6, early=False, must_take=True)
     assert not rounds_are_enough(slower, 6, early=False)
+    as_fast = Ratio(0.9, 0.8, 1.0, 3)
+    assert not rounds_are_enough(as_fast, 6, early=False, must_take=True)
+
+
+def test_a_confirmation_ends_after_twice_the_rounds_asked_for() -> None:
+    assert most_rounds(6) == 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import replace
 
@@ -10,11 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.measurement import Measurement
 from autoprec.core.ratio import Ratio
 from autoprec.core.recipe import Alignment, Distributed, Recipe
 from autoprec.core.speed.assumptions import SPEED
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.core.speed.selection import Finalist, choose, count_settings, simplest_of_fastest
+from autoprec.core.speed.selection import (
+    Finalist,
+    choose,
+    count_settings,
+    finalist_of,
+    simplest_of_fastest,
+    smallest_of_fastest,
+)
 
 PLAIN = Recipe(batch_size=32)
 ROUNDS = 7
@@ -219,8 +228,49 @@ def test_a_batch_is_worth_no_more_than_the_loader_feeds():
         {"float32_modules": ("head",)},
         {"alignment": Alignment(8, ("body",))},
         {"accumulation_steps": 2},
+        {"distributed": ROUNDED_REDUCTION},
     ],
 )
 def test_every_setting_that_differs_from_plain_training_counts_once(setting):
     assert count_settings(Recipe()) == 0
     assert count_settings(Recipe(**setting)) == 1
+
+
+def test_a_finalist_has_the_rate_of_every_round_and_the_fastest_feed_of_its_loader():
+    one = Measurement(0.5, 0.5, 0.5, 8, 32, data_seconds=0.4)
+    quicker = replace(one, data_seconds=0.25)
+    slower = replace(one, step_seconds=1.0)
+    recipe = Recipe(batch_size=16)
+    rates = (64.0, 64.0, 32.0)
+    assert finalist_of(recipe, [one, quicker, slower]) == Finalist(recipe, rates, 128.0)
+    at_once = replace(slower, data_seconds=0.0)
+    assert finalist_of(recipe, [one, quicker, at_once]) == Finalist(recipe, rates, None)
+
+
+@pytest.mark.parametrize(
+    ("rates", "feeds", "smallest"),
+    [
+        pytest.param((96.0, 100.0), (math.inf, math.inf), 64, id="steps alone"),
+        pytest.param(
+            (200.0, 200.0), (96.0, 100.0), 32, id="what a loader feeds is known less well"
+        ),
+        pytest.param((200.0, 200.0), (94.0, 100.0), 64, id="but well enough for this"),
+        pytest.param((96.0, 100.0), (96.0, 100.0), 64, id="fed just as fast as it steps"),
+    ],
+)
+def test_batches_that_a_loader_limits_are_told_apart_less_well(rates, feeds, smallest):
+    items = list(zip(rates, feeds, (32, 64), strict=True))
+    found = smallest_of_fastest(
+        items, lambda item: item[0], lambda item: item[1], lambda item: item[2], share=0.02
+    )
+    assert found == smallest
+
+
+def test_a_loader_that_feeds_more_than_steps_take_decides_nothing():
+    baseline = steady(Recipe(batch_size=8), 100.0)
+    feeds = {32: 300.0, 64: 400.0}
+    others = [
+        replace(steady(Recipe(batch_size=batch), 200.0), loader_feeds=fed)
+        for batch, fed in feeds.items()
+    ]
+    assert choose(baseline, others).recipe.batch_size == 32
