@@ -48,6 +48,8 @@ def check_profile(
         return best
     accelerators = unusable_accelerators(machine.unusable, [made])
     best = replace(best, problems=(*best.problems, *unusable, *accelerators))
+    if made.device.fingerprint.rehearsal:
+        return replace(best, instead="apply_profile refuses it")
     if made.task.framework not in software:
         return best
     own = {name: software[name] for name in made.software if name in software}

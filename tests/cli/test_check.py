@@ -206,6 +206,14 @@ def test_what_does_not_fit_is_told_with_what_is_done_instead(
     assert f"train in {policy}" in json.loads(run(profile, "--json")[1])["instead"]
 
 
+def test_what_a_rehearsal_made_is_not_applied_at_all(profile: Path, run: Run) -> None:
+    change(profile, device__fingerprint__rehearsal=True)
+    code, _, err = run(profile)
+    assert code == 4
+    assert "made in a rehearsal" in err
+    assert "until then apply_profile refuses it" in err
+
+
 def test_a_truncated_profile_is_said_so(profile: Path, run: Run) -> None:
     text = profile.read_text()
     for share in (0.3, 0.6, 0.9):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras.src.backend.common import global_state
 
-from autoprec.backends.keras.apply.method_hooks import Hook
+from autoprec.backends.keras.apply.method_hooks import Hook, remove_hook
 
 
 class FirstCallHook(Hook):
@@ -24,16 +24,21 @@ class FirstCallHook(Hook):
         """Report the first call, then call the model as it is by then."""
         if _is_symbolic((args, kwargs)) or outermost_called_layer() not in (None, self.model):
             return self.original(*args, **kwargs)
-        vars(self.model).pop("call")
+        outermost = vars(self.model).get("call") is self
+        remove_hook(self.model, "call", self)
         with _init_scope():
             self.called()
-        return self.model.call(*args, **kwargs)
+        following = self.model.call if outermost else self.original
+        return following(*args, **kwargs)
 
 
 def remove_first_call_hook(layer: Any) -> None:
-    """Remove a model's `FirstCallHook`: it, or a model it is part of, has a recipe now."""
-    if isinstance(vars(layer).get("call"), FirstCallHook):
-        del vars(layer)["call"]
+    """Remove a model's `FirstCallHook`s: it, or a model it is part of, has a recipe now."""
+    found = vars(layer).get("call")
+    while isinstance(found, Hook):
+        if isinstance(found, FirstCallHook):
+            remove_hook(layer, "call", found)
+        found = found.original
 
 
 def _is_symbolic(values: Any) -> bool:

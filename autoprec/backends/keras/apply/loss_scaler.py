@@ -59,7 +59,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
     a gradient is not finite; "fixed" keeps it. Either way a step with such a gradient is skipped.
     `floor` is the smallest scale. Its own variables are, in this order, those of Keras's wrapper,
     then counts: steps attempted and skipped, halvings and doublings of the scale, and the first
-    step that reached the floor (0: none).
+    step that was skipped at the floor (0: none).
     """
 
     def __init__(
@@ -198,8 +198,8 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         scale = ops.convert_to_tensor(self.dynamic_scale)
         halved = ops.minimum(scale, ops.maximum(ops.multiply(scale, 0.5), self.floor))
         self.drops.assign_add(ops.cast(ops.less(halved, scale), self.drops.dtype))
+        first = ops.logical_and(ops.less_equal(scale, self.floor), ops.equal(self.floor_step, 0))
         self.dynamic_scale.assign(halved)
-        first = ops.logical_and(ops.less_equal(halved, self.floor), ops.equal(self.floor_step, 0))
         step = ops.convert_to_tensor(self.attempted)
         self.floor_step.assign(ops.where(first, step, ops.convert_to_tensor(self.floor_step)))
 
@@ -241,14 +241,14 @@ def value_of(variable: Any) -> Any:
 
 
 def warn_of_floor(floor: float, step: int) -> None:
-    """Warn that a loss scale fell to its floor at a step, and gradients are not finite there."""
+    """Warn that at a step gradients were not finite, though the loss scale is at its floor."""
     lower = (
         "; if it is finite, the backward pass overflows, and a lower floor helps (loss_scale: "
         "floor in the profile)"
     )
     warnings.warn(
-        f"the loss scale reached its floor of {floor:g} at step {step}, and gradients are not "
-        "finite there. If the loss is not finite either, the forward pass overflows float16: keep "
+        f"the loss scale is at its floor of {floor:g}, and gradients were not finite at step "
+        f"{step}. If the loss is not finite either, the forward pass overflows float16: keep "
         "the layers that do in float32, or use mixed_bfloat16"
         f"{lower if floor > SMALLEST_SCALE else ''} (silence: "
         "warnings.simplefilter('ignore', AutoprecWarning))",

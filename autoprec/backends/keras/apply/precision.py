@@ -305,7 +305,7 @@ class Precision:
         return sum(int(value_of(part)) for part in parts)
 
     def check(self) -> None:
-        """Log what was newly skipped; warn once if a loss scale has fallen to its floor."""
+        """Log what was newly skipped; warn once of a step skipped at a loss scale's floor."""
         counts = self.counts
         if counts.skipped > self._logged.skipped:
             logger.info("%d steps skipped so far, loss scale now %g", counts.skipped, self.scale)

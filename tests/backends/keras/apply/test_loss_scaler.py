@@ -95,12 +95,22 @@ def test_a_fixed_scale_skips_but_never_changes():
 def test_the_floor_holds_and_a_warning_names_the_step():
     model = softmax_net()
     precision = apply(fp16(initial=8.0, floor=2.0), model)
-    with pytest.warns(AutoprecWarning, match=r"floor of 2 at step 3.* and a lower floor helps"):
+    with pytest.warns(AutoprecWarning, match=r"floor of 2, .* at step 4.* and a lower floor helps"):
         loop(model, precision, planted(6, {1, 2, 3, 4}))
     assert precision.scale == 2.0
     with warnings.catch_warnings():
         warnings.simplefilter("error", AutoprecWarning)
         precision.check()
+
+
+def test_a_step_whose_scale_falls_to_the_floor_is_no_sign_that_a_lower_one_overflows():
+    model = softmax_net()
+    precision = apply(fp16(initial=8.0, floor=2.0), model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AutoprecWarning)
+        loop(model, precision, planted(3, {1, 2}))
+        precision.check()
+    assert precision.scale == 2.0
 
 
 def test_the_warning_at_the_smallest_scale_offers_no_lower_floor():
@@ -126,7 +136,7 @@ def test_fit_skips_the_same_steps_and_warns_at_the_floor(jit_compile):
         lambda: iter(batches),
         output_signature=(tf.TensorSpec((8, 8)), tf.TensorSpec((8,), tf.int64)),
     )
-    with pytest.warns(AutoprecWarning, match="at step 3"):
+    with pytest.warns(AutoprecWarning, match="at step 4"):
         model.fit(dataset, verbose=0, steps_per_epoch=6, shuffle=False)
     assert (precision.steps, precision.skipped, precision.scale) == (2, 4, 2.0)
 

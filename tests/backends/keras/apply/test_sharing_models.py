@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autoprec import apply_profile
+from autoprec.backends.keras.apply.method_hooks import Hook
 from autoprec.core.recipe import LossScale, Recipe
 
 layers = keras.layers
@@ -60,6 +61,17 @@ def dtypes(model: Any) -> set[str]:
     """Return the dtypes of what a model gives when it is called and when it predicts."""
     given = (model(X), model(X, training=True), model.predict(X, verbose=0))
     return {keras.backend.standardize_dtype(t.dtype) for t in keras.tree.flatten(given)}
+
+
+def test_a_model_made_while_another_one_has_a_profile_gives_float32_from_its_first_call_on() -> (
+    None
+):
+    """The other profile waits for the first call of every new model: it may share layers."""
+    with apply_profile(BFLOAT16, model=autoencoder()[1]):
+        encoder, model = autoencoder()
+        with apply_profile(BFLOAT16, model=model):
+            assert dtypes(encoder) == dtypes(encoder) == {"float32"}
+        assert not any(isinstance(vars(each).get("call"), Hook) for each in (encoder, model))
 
 
 @pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16], ids=["bfloat16", "float16"])
