@@ -22,14 +22,25 @@ class FirstCallHook(Hook):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Report the first call, then call the model as it is by then."""
+        self._look_up()
         if _is_symbolic((args, kwargs)) or outermost_called_layer() not in (None, self.model):
             return self.original(*args, **kwargs)
         outermost = vars(self.model).get("call") is self
-        remove_hook(self.model, "call", self)
+        self.remove()
         with _init_scope():
             self.called()
         following = self.model.call if outermost else self.original
         return following(*args, **kwargs)
+
+    def remove(self) -> None:
+        """Take the hook off the model, from below others as well."""
+        self._look_up()
+        remove_hook(self.model, "call", self)
+
+    def _look_up(self) -> None:
+        """Stand for the class's method of now: Keras makes a Functional of a new model's class."""
+        if not isinstance(self.original, Hook):
+            self.original = type(self.model).call.__get__(self.model)
 
 
 def remove_first_call_hook(layer: Any) -> None:
@@ -37,7 +48,7 @@ def remove_first_call_hook(layer: Any) -> None:
     found = vars(layer).get("call")
     while isinstance(found, Hook):
         if isinstance(found, FirstCallHook):
-            remove_hook(layer, "call", found)
+            found.remove()
         found = found.original
 
 

@@ -17,7 +17,7 @@ from autoprec.backends.keras.apply.applied_recipe import AppliedRecipe, CompileH
 from autoprec.backends.keras.apply.dtype_policies import keras_name
 from autoprec.backends.keras.apply.first_call_hook import FirstCallHook
 from autoprec.backends.keras.apply.layer_policy_stack import policy_replacing
-from autoprec.backends.keras.apply.method_hooks import Hook, NewObjects, remove_hook
+from autoprec.backends.keras.apply.method_hooks import NewObjects, remove_hook
 from autoprec.backends.keras.apply.precision import Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
 from autoprec.backends.keras.apply.unreached_updates import UnreachedUpdates
@@ -100,15 +100,13 @@ class _WaitingModel:
 
     def wait(self) -> None:
         """Install hooks on `compile` and the first call, whichever comes first."""
-        self.hooks: dict[str, Hook] = {
-            "compile": CompileHook(self.model.compile, self.complete),
-            "call": FirstCallHook(self.model.call, self.model, self.complete),
-        }
-        vars(self.model).update(self.hooks)
+        self.compiled = CompileHook(self.model.compile, self.complete)
+        self.called = FirstCallHook(self.model.call, self.model, self.complete)
+        vars(self.model).update(compile=self.compiled, call=self.called)
 
     def complete(self) -> None:
         """Take the hooks off, and apply the recipe: the model is complete enough."""
-        for name, hook in self.hooks.items():
-            remove_hook(self.model, name, hook)
+        remove_hook(self.model, "compile", self.compiled)
+        self.called.remove()
         if self.noticed_by.active:
             self.noticed_by.attach(self.model)

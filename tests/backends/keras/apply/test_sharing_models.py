@@ -74,6 +74,22 @@ def test_a_model_made_while_another_one_has_a_profile_gives_float32_from_its_fir
         assert not any(isinstance(vars(each).get("call"), Hook) for each in (encoder, model))
 
 
+class Own(keras.Model):
+    """Of a graph: Keras makes it a Functional while it is made, which is what has its `call`."""
+
+
+def test_a_graph_of_ones_own_class_made_while_a_profile_is_alive_is_called_as_it_is() -> None:
+    with apply_profile(BFLOAT16, model=autoencoder()[1]) as precision:
+        inputs = keras.Input((6,))
+        inner = Own(inputs, layers.Dense(2)(inputs))
+        outer = Own(inputs, layers.Dense(1)(inner(inputs)))
+        third = Own(inputs, layers.Dense(1)(inner(inputs)))
+        with apply_profile(BFLOAT16, model=outer):
+            assert dtypes(inner) == dtypes(third) == dtypes(outer) == {"float32"}
+        assert precision.model is not outer
+    assert dtypes(inner) == dtypes(third) == {"float32"}
+
+
 @pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16], ids=["bfloat16", "float16"])
 def test_an_encoder_gives_float32_that_was_computed_in_16_bits(recipe: Recipe) -> None:
     encoder, model = autoencoder()
